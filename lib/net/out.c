@@ -287,7 +287,7 @@ int bxi_out_pass(struct bx_job *job, bool look_at_words)
     struct bxi_net *net = job->net;
     const struct bxi_net_common common = read_common(job);
     const uint64_t changes = pair_changes(job);
-    const bool all = changes != net->changes_seen || !are_common(&common, &net->told);
+    const bool all = changes != net->changes_seen || (look_at_words && !are_common(&common, &net->told));
     int total = 0;
 
     if (changes != net->changes_seen)

@@ -45,6 +45,7 @@ static int add_handler(struct bx_job *job, const char *name, const struct bxi_ha
         job->control->function[count].kind = (uint32_t)handler->kind;
         /* [functions] release, pairs with the acquire in refresh (names.c). */
         bxi_store_release(&job->control->header.function_count, count + 1);
+        bxi_event(job->run, BXI_EVENT_SCAN);    /* the role tells other hosts */
     }
     return 0;
 }

@@ -63,6 +63,8 @@ check "loopback: 16 hosts, and as many descriptors as a job asks for" all_done
 hosts=2
 run_job 2 "$net_meet" again
 check "loopback: places of messages are used again when they have been read" all_done
+run_job 4 "$net_meet" first
+check "loopback: what comes from one to which nothing was sent: calls, and a late function" all_done
 run_job 4 "$net_meet" two
 check "loopback: each process is in two jobs at once" all_done
 run_job 2 "$net_full" many

@@ -8,6 +8,8 @@
  *     prog_net_meet two           is in two jobs at once, BX_JOB and BX_JOB-b, which begin one after the other
  *     prog_net_meet again         rank 0 sends rank 1 many messages that do not fit a frame, in places that are used
  *                                 again and again
+ *     prog_net_meet first         nobody has called anybody: rank 0 floods rank 1 with one-way calls, and rank 3
+ *                                 registers a function, which rank 2 finds
  */
 #include "prog_net.h"
 
@@ -51,6 +53,36 @@ static bool start_within(uint64_t timeout_ns)
     return false;
 }
 
+static void flood(void)
+{
+    for (int i = 0; i < AGAIN && rank == 0; i++) {
+        struct bx_msg *args = bx_msg_create(0);
+
+        EXPECT(bx_msg_put(args, "ii", (int64_t)i, (int64_t)1) == 0 &&
+               bx_rpc_oneway(job, bx_rank(1), "add", args, NULL) == 0, "%s", bx_error_text());
+        bx_msg_destroy(args);
+    }
+    while (rank == 1 && __atomic_load_n(&adds[0], __ATOMIC_RELAXED) < AGAIN)
+        nap_ms(1);
+}
+
+static void find_late(void)
+{
+    const uint64_t until_ns = now_ns() + 1200 * MS;
+    int64_t sum = 0;
+    int rc = 0;
+
+    nap_ms(rank < 2 ? 1500 : 200);      /* their calls would wake it */
+    if (rank == 3)
+        EXPECT(bx_register(job, "late", BX_INLINE, add, NULL) == 0, "%s", bx_error_text());
+    while (rank == 2 && (rc = bx_call(job, bx_rank(3), "late", "ii>i", 1, 2, &sum)) == BX_E_NO_FUNCTION &&
+           now_ns() < until_ns)
+        nap_ms(1);
+    EXPECT(rc == 0, "%s", bx_error_text());
+    while (rank == 3 && __atomic_load_n(&adds[2], __ATOMIC_RELAXED) == 0 && now_ns() < until_ns)
+        nap_ms(1);
+}
+
 /* The first ends while the second goes on. */
 static int be_in_two(void)
 {
@@ -83,11 +115,12 @@ int main(int argc, char **argv)
     const char *mode = argc > 1 ? argv[1] : "";
     const bool meets = strcmp(mode, "meet") == 0 && argc <= 3, jobs = strcmp(mode, "jobs") == 0 && argc == 3;
     const bool again = strcmp(mode, "again") == 0 && argc == 2, two = strcmp(mode, "two") == 0 && argc == 2;
+    const bool first = strcmp(mode, "first") == 0 && argc == 2;
     int rc = 0;
 
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (!meets && !jobs && !again && !two) {
-        fprintf(stderr, "usage: prog_net_meet meet [MS] | jobs COUNT | two | again\n");
+    if (!meets && !jobs && !again && !two && !first) {
+        fprintf(stderr, "usage: prog_net_meet meet [MS] | jobs COUNT | two | again | first\n");
         return 2;
     }
     if (two)
@@ -97,6 +130,10 @@ int main(int argc, char **argv)
             return 3;
         if (again)
             send_again();
+        if (first) {
+            flood();
+            find_late();
+        }
         for (int to = 0; to < size; to++)
             call_add(to, rank, to);
         barrier();

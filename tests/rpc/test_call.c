@@ -133,6 +133,27 @@ HARNESS_TEST(call, one_way_waits_for_a_full_ring_and_brings_no_reply, 20, .size 
     HARNESS_EQ(replies, 0);
 }
 
+enum { EACH = 2000 };
+
+/* Eight of these are a ring: whoever is woken by room may find that another one has taken it. */
+static void call_one_way(struct bx_job *job, int index)
+{
+    static const char bytes[15000];
+    OWN(msg) *args = harness_msg_i64(1);
+
+    (void)index;
+    bx_msg_put_bytes(args, bytes, sizeof bytes);
+    for (int i = 0; i < EACH; i++)
+        HARNESS_EQ(bx_rpc_oneway(job, "worker1", "tick", args, NULL), 0);
+}
+
+HARNESS_TEST(call, one_way_calls_of_several_threads_wait_for_room_again, 20, .size = 2,
+             .handlers = { HARNESS_INLINE("tick", tick) })
+{
+    harness_threads(job, 5, call_one_way);
+    harness_await(0, 5 * EACH);
+}
+
 /* ---- Errors ---------------------------------------------------------------------------------- */
 
 static int call_fail(struct bx_job *job, const char *function, int code, const char *text)

@@ -10,7 +10,7 @@
  *     hub       the worker with a link to each other one
  *     words     what a worker tells a peer in its segment beside frames: its state, rounds, credits, refusals
  *     active    a twin with which more was exchanged than words that go to all. A pass looks at these alone, and at all
- *               of them when such a word, a ring from here, or the end of a peer is new
+ *               twins when such a word, a ring from here, or the end of a peer is new
  *
  * The rooms above do not know where a peer is. A remote worker's twin is attached as any peer is: it has a segment, an
  * arena, bells and a descriptor that tells its end. This room keeps both twins of a pair alike. Here it reads what this

@@ -17,7 +17,8 @@
  *
  * Tasks of BX_LOCKED handlers would only wait for each other's lock, so no thread is woken for one while another may be
  * back soon: it has the role, or was woken for such a task or began one less than SOON_NS ago. The queue is then looked
- * at after that time, by a timer. If no task was taken meanwhile, one more thread is woken, and the next look comes
+ * at after that time, by a timer, but not for the one task that the thread with the role is about to take: a look is two
+ * wake-ups of the background thread. If no task was taken meanwhile, one more thread is woken, and the next look comes
  * after twice the time: the program may hold that lock for long.
  *
  * Threads are woken behind the pass that submitted their tasks, when its thread has given the role up, if it can. The
@@ -343,10 +344,11 @@ void bxi_pool_look(struct bx_job *job)
         watch_queue(job, after_ns);
 }
 
-/* pool.lock. The time after which the caller has to have the queue looked at; 0: that is not needed, or soon enough. */
+/* pool.lock. The time after which the caller has to have the queue looked at; 0: that is not needed, or soon enough.
+ * The thread that drives takes the first task itself. */
 static uint64_t begin_watch(struct bxi_pool *pool, bool waits)
 {
-    uint64_t after_ns = waits ? SOON_NS : pool->queued > pool->idle ? CHECK_NS : 0;
+    uint64_t after_ns = waits && pool->queued > pool->one_drives ? SOON_NS : pool->queued > pool->idle ? CHECK_NS : 0;
 
     if (after_ns == 0 || (pool->look_ns != 0 && pool->look_ns <= after_ns))
         return 0;

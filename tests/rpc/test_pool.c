@@ -184,11 +184,24 @@ HARNESS_HANDLER(end_burst)
     return 0;
 }
 
+/* 1 if a look at the queue is about to come, but for the one that looks whether it moves at all. */
+HARNESS_HANDLER(is_watched)
+{
+    struct bxi_pool *pool = &bx_request_job(request)->rpc->pool;
+    bool watched;
+
+    pthread_mutex_lock(&pool->lock);
+    watched = pool->look_ns != 0 && pool->look_ns < UINT64_C(1000000000);
+    pthread_mutex_unlock(&pool->lock);
+    return bx_msg_put_i64(reply, watched);
+}
+
 static int setup_locked(struct bx_job *job)
 {
     bxi_store_relaxed(&burst, 1);
     return HARNESS_REGISTER(job, { "compute", BX_LOCKED, compute, NULL, NULL }, HARNESS_INLINE("end_burst", end_burst),
                             { "stay", BX_LOCKED, enter_and_stay, NULL, NULL },
+                            { "is_watched", BX_LOCKED, is_watched, NULL, NULL },
                             { "inward", BX_LOCKED, descend, NULL, &burst });
 }
 
@@ -217,6 +230,14 @@ HARNESS_TEST(pool, wakes_no_thread_for_locked_work_that_another_does, 60, .size 
     if (counted == 0)
         cr_skip_test("the machine stopped a thread in each of 1000 bursts");
     HARNESS_CHECK(few * 2 >= counted);
+}
+
+/* Each look is two wake-ups of the background thread, which may take the CPU of the caller or of the handler. */
+HARNESS_TEST(pool, does_not_watch_a_queue_whose_only_task_is_taken_by_the_thread_that_read_it, 20, .size = 2,
+             .setup = setup_locked)
+{
+    for (int i = 0; i < 1000; i++)
+        HARNESS_EQ(harness_call_i64(job, "worker1", "is_watched", 0), 0);
 }
 
 /* Each of them by a look at the queue: the first after 0.1 ms, the last after 3.2. */

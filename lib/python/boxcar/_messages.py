@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Values as messages: a pickle, the large buffers beside it, and the references in it."""
+import functools
 import io
 import pickle
 import sys
@@ -77,8 +78,8 @@ def join_context(context_id):
     """The context that a request carries, or None."""
     if context_id is None:
         return None
-    from .autograd import join
-    return join(context_id)
+    import boxcar.autograd
+    return boxcar.autograd.join(context_id)
 
 
 def put_tensor(tensor):
@@ -130,10 +131,15 @@ def _dump_apart(value, put_buffer):
     return _APART + pickle.dumps((type(value) is tuple, values, apart), 5, buffer_callback=put_buffer)
 
 
+@functools.lru_cache                    # the import alone takes 2 us
+def _with_tensors(pickler):
+    from ._tensors import with_tensors
+    return with_tensors(pickler)
+
+
 def _dump_by(pickler, value, put_buffer):
     if has_torch():
-        from ._tensors import with_tensors
-        pickler = with_tensors(pickler)
+        pickler = _with_tensors(pickler)
     file = io.BytesIO()
     pickler(file, 5, buffer_callback=put_buffer).dump(value)
     return file.getvalue()

@@ -7,7 +7,6 @@ write to what is lent. Both copies run on the current streams, and no thread wai
 _messages imports this once the program has imported torch.
 """
 import copyreg
-import functools
 import pickle
 import threading
 
@@ -41,8 +40,7 @@ def _reduce_strided(tensor):
     sent = put_tensor(tensor) if tensor.requires_grad and torch.is_grad_enabled() else None
     if sent is None:
         return make, (*parts, tensor.requires_grad)
-    from .autograd import receive
-    return receive, (*parts, *sent)
+    return boxcar.autograd.receive, (*parts, *sent)
 
 
 def _reduce(tensor):
@@ -133,7 +131,6 @@ class _Table(dict):
         return self.other[type]
 
 
-@functools.lru_cache
 def with_tensors(pickler):
     """The class of a pickler that takes tensors out."""
     table = copyreg.dispatch_table if pickler is pickle.Pickler else pickler.dispatch_table

@@ -226,7 +226,8 @@ struct bx_job *sim_job_begin(int rank, int workers, void (*more)(struct bx_job *
         sim_fail("bx_job_create returns %d: %s", rc, bx_error_text());
     SIM_AGAIN(job, "bx_register", bx_register(job, "inline", BX_INLINE, twice, NULL));
     SIM_AGAIN(job, "bx_register", bx_register(job, "blocking", BX_BLOCKING, twice, NULL));
-    SIM_AGAIN(job, "bx_register", bx_register(job, "slow", BX_BLOCKING, twice, job));
+    SIM_AGAIN(job, "bx_register", bx_register(job, "slow", BX_LOCKED, twice, job));
+    SIM_AGAIN(job, "bx_register", bx_register(job, "locked", BX_LOCKED, twice, NULL));
     SIM_AGAIN(job, "bx_register", bx_register_async(job, "forward", BX_INLINE, forward, NULL));
     SIM_AGAIN(job, "bx_register_batch", bx_register_batch(job, "gather", gather, job,
                                                      &(struct bx_batch_options){ .max_rows = 2,
@@ -370,9 +371,10 @@ static void call_async(struct bx_job *job, int to, const char *function, const s
 
 void sim_call(struct bx_job *job)
 {
-    static const char *const functions[] = { "inline", "inline", "blocking", "forward", "echo", "gather", "slow" };
+    static const char *const functions[] = { "inline", "inline", "blocking", "locked", "forward", "echo", "gather",
+                                            "slow" };
     int to = sim_another(job);
-    const char *function = functions[sim_choose(7)];
+    const char *function = functions[sim_choose(sizeof functions / sizeof *functions)];
     struct bx_msg *args = sim_msg(), *reply = NULL;
     bool waits = function[0] != 'e' && sim_choose(2) == 0;
     uint64_t life = sim_life(to);
@@ -383,7 +385,7 @@ void sim_call(struct bx_job *job)
     sim_count(SERIAL, 1);               /* no two calls have the same value */
     value = 2 * (int64_t)sim_truth(SERIAL) + waits;
     bx_msg_put_i64(args, value);
-    sim_count(SENT_TO_0 + to, strchr("ibgs", function[0]) != NULL);
+    sim_count(SENT_TO_0 + to, strchr("ibgls", function[0]) != NULL);
     sim_count(UNDER_WAY, 1);
     if (!waits && (function[0] == 'e' || sim_choose(2) == 0)) {
         sim_must_reach(job, "bx_rpc_oneway", bx_rpc_oneway(job, sim_names[to], function, args, NULL), to, life);

@@ -178,7 +178,7 @@ void sim_late_register(struct bx_job *job)
     SIM_AGAIN(job, "bx_register_async", bx_register_async(job, "never", BX_INLINE, never, NULL));
     SIM_AGAIN(job, "bx_register", bx_register(job, "watch", BX_BLOCKING, watch, NULL));
     SIM_AGAIN(job, "bx_register", bx_register(job, "drowsy", BX_BLOCKING, drowsy, NULL));
-    SIM_AGAIN(job, "bx_register", bx_register(job, "nested", BX_BLOCKING, nested, NULL));
+    SIM_AGAIN(job, "bx_register", bx_register(job, "nested", BX_LOCKED, nested, NULL));
     SIM_AGAIN(job, "bx_register", bx_register(job, "quick", BX_INLINE, sim_double, NULL));
     SIM_AGAIN(job, "bx_register", bx_register(job, "refuse", BX_INLINE, refuse, NULL));
     SIM_AGAIN(job, "bx_register_method", bx_register_method(job, &counter_type, "step", BX_INLINE, step, NULL));

@@ -186,7 +186,7 @@ class RunCalls(Run):
         CASE.assertEqual([future.result() for future in futures], [2 * i for i in range(2000)])
         CASE.assertGreaterEqual(boxcar.counter("calls_sent"), 2000)
         CASE.assertTrue(boxcar.is_alive("worker1"))
-        with CASE.assertRaisesRegex(ValueError, "in a job already"):
+        with CASE.assertRaisesRegex(RuntimeError, "in a job already"):
             boxcar.init()
 
 
@@ -315,6 +315,13 @@ class RunFutures(Run):
                 concurrent.futures.as_completed(futures, timeout))]):
             futures = {boxcar.call_async(1, time.sleep, (0.1,)) for _ in range(3)}
             CASE.assertEqual(wait(futures, timeout=5)[0], futures)
+        for waits in (lambda n: add_later(n).result(), lambda n: boxcar.call(1, boxcar.call, (0, add_later, (n,))),
+                      lambda n: concurrent.futures.wait([add_later(n)]).done.pop().result(),
+                      lambda n: completed_later(n).result()):
+            CASE.assertEqual(boxcar.call_async(1, add, (1,)).then(lambda future: waits(future.result())).result(10), 4,
+                             "a callback waits for another one")
+        with CASE.assertRaisesRegex(TypeError, "callable, not None"):
+            boxcar.call_async(1, add, (1,)).then(None)
         boxcar.call_async(1, time.sleep, (0.1,)).add_done_callback(lambda future: sys.exit(1))
         time.sleep(0.2)
         CASE.assertEqual(boxcar.call_async(1, add, (1,)).result(math.inf), 2)
@@ -329,6 +336,17 @@ class RunFutures(Run):
         failing.add_done_callback(lambda future: done.set())
         CASE.assertTrue(done.wait(5))
         CASE.assertIsInstance(failing.exception(), KeyError)
+
+
+@boxcar.async_function
+def add_later(n):
+    return boxcar.call_async(1, add, (n,)).then(lambda future: future.result() + 1)
+
+
+def completed_later(n):
+    whole = boxcar.Future()
+    boxcar.call_async(1, add, (n,)).add_done_callback(lambda future: whole.set_result(future.result() + 1))
+    return whole
 
 
 @boxcar.async_function

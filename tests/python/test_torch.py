@@ -36,6 +36,11 @@ def doubled_in_place(tensor):
     return tensor
 
 
+@torch.jit.script
+def add_in_script(tensor: torch.Tensor, number: int):
+    return tensor + number
+
+
 def described(tensor):
     return type(tensor), tensor.dtype, tuple(tensor.shape), tensor.requires_grad, tensor.is_leaf, tensor.tolist()
 
@@ -270,8 +275,9 @@ class RunTensors(Run):
             CASE.assertEqual((type(back), [type(part) for part in back]), (tuple, [type(part) for part in others]))
             CASE.assertTrue(torch.equal(back[0], mine))
         CASE.assertEqual(boxcar.call(1, Batch.twice, (mine, boxcar.ref(4))), 2 * elements)
-        back = rpc.rpc_sync("worker1", torch.add, args=(torch.ones(3), 2))
-        CASE.assertEqual(back.tolist(), [3, 3, 3])
+        for function in torch.add, add_in_script:
+            back = rpc.rpc_sync("worker1", function, args=(torch.ones(3), 2))
+            CASE.assertEqual(back.tolist(), [3, 3, 3])
 
 
 class RunWorkers(Run):
@@ -390,12 +396,31 @@ class RunAutograd(Run):
         for thread in threads:
             thread.join()
         CASE.assertEqual(errors, [])
+        self.own_gradients()
+        self.sparse()
         self.hooks()
         self.rref_backward()
         self.remote_module()
         self.errors()
         self.memory()
         self.dies()
+
+    def own_gradients(self):
+        """Those of one context may be written to, and share no memory."""
+        x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+        with dist_autograd.context() as context_id:
+            dist_autograd.backward(context_id, [(x + y).sum()])
+            gradients = dist_autograd.get_gradients(context_id)
+            gradients[x].mul_(2)
+            CASE.assertEqual((gradients[x].tolist(), gradients[y].tolist()), ([2, 2, 2], [1, 1, 1]))
+
+    def sparse(self):
+        x = torch.eye(3).to_sparse().requires_grad_()
+        with dist_autograd.context() as context_id:
+            dist_autograd.backward(context_id, [torch.sparse.sum(boxcar.call(1, echo, (x,)) * 2)])
+            gradient = dist_autograd.get_gradients(context_id)[x]
+            CASE.assertEqual(gradient.to_dense().diagonal().tolist(), [2, 2, 2])
+        CASE.assertTrue(boxcar.call(1, echo, (x,)).requires_grad)
 
     def hooks(self):
         x, seen = torch.ones(3, requires_grad=True), []

@@ -49,7 +49,15 @@ _runner = None          # the thread that runs callbacks
 _named = set()          # of (kind, name): the functions that have a name in the engine
 _answers = weakref.WeakKeyDictionary()      # of futures that are not done: the engine's that are to get the value
 _answers_lock = threading.Lock()
-_here = threading.local()       # in_handler: this thread runs a handler
+
+
+class _Here(threading.local):
+    in_handler = False      # this thread runs a handler
+    callbacks_of = None     # the job whose callbacks this thread runs
+    kept = None             # while this thread forks
+
+
+_here = _Here()
 
 
 # ---- The job -------------------------------------------------------------------------------------------------------
@@ -60,8 +68,23 @@ def _running():
     return _job
 
 
+def _start_runner(job):
+    global _runner
+    _runner = threading.Thread(target=_run_callbacks, args=(job,), name="boxcar callbacks", daemon=True)
+    _runner.start()
+
+
+def _before_wait():
+    """If this thread, which is about to wait, runs callbacks, another one runs those that come: it may wait for one."""
+    job = _here.callbacks_of
+    if job is not None:
+        _start_runner(job)
+        _here.callbacks_of = None
+
+
 def _run_callbacks(job):
-    while True:
+    _here.callbacks_of = job
+    while _here.callbacks_of is not None:
         work = job.next()
         if work is None:
             return
@@ -105,21 +128,20 @@ def init(job=None, *, name=None, rank=0, world_size=0, start_timeout=None, call_
     BX_WORLD_SIZE). start_timeout: 30 s by default; call_timeout: 60 s, math.inf for none. After shutdown it may be
     called again. world_size=1 needs no job: this process calls itself. log(level, line) gets what no call reports, like
     the death of a worker, on the thread of the callbacks; level 0: an error, 1: a warning, 2: information. Raises
-    RankMissing, Error; ValueError: a worker of this process is already in a job.
+    RankMissing, Error; RuntimeError: this process is in a job already.
     """
-    global _job, _runner
+    global _job
     if _job is not None:
-        raise ValueError("this process is in a job already; boxcar.shutdown leaves it")
+        raise RuntimeError("this process is in a job already; boxcar.shutdown leaves it")
     if job is None and world_size == 1:
         job = f"alone-{os.getpid()}"
     _named.clear()
     _gpus.forget()
     started = _boxcar.Job(_dispatch, job, name, rank, world_size, nanoseconds(start_timeout),
                           nanoseconds(call_timeout), pool_threads, log and (lambda line: log(*line)))
-    _runner = threading.Thread(target=_run_callbacks, args=(started,), name="boxcar callbacks", daemon=True)
     _job = started              # a handler may run, and call, before start has returned
     try:
-        _runner.start()
+        _start_runner(started)
         _uninterrupted(started, started.start)
     except BaseException:
         leave()
@@ -134,7 +156,7 @@ def shutdown(timeout=None):
     """
     global _job, _runner
     job, timeout_ns, over = _running(), nanoseconds(timeout), threading.Event()
-    if getattr(_here, "in_handler", False):
+    if _here.in_handler:
         raise WouldDeadlock("boxcar.shutdown waits for this handler's end")
 
     def wait():
@@ -157,7 +179,7 @@ def shutdown(timeout=None):
 def leave():
     """Leaves at once: the other workers get Shutdown from calls to this one. Waits of other threads end."""
     global _job, _runner
-    if getattr(_here, "in_handler", False):
+    if _here.in_handler:
         raise WouldDeadlock("boxcar.leave waits for this handler's end")
     job, runner, _job, _runner = _job, _runner, None, None
     if job is not None:

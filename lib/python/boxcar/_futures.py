@@ -5,9 +5,13 @@ import functools
 import threading
 import weakref
 
+import boxcar
+
 from ._boxcar import Queue
 from ._errors import Error, Shutdown, Timeout
 from ._messages import FOREVER, Failure, has_torch, loads
+
+SOON = 1000000          # ns: a wait that takes no longer is no reason for another thread
 
 
 def settle(engine, worker, function):
@@ -24,7 +28,9 @@ def settle(engine, worker, function):
 def wait_for(engine, worker, function):
     """The value of an engine's future, when that is done; raises its exception."""
     try:
-        engine.wait(FOREVER)
+        if not engine.wait(SOON):
+            boxcar._before_wait()
+            engine.wait(FOREVER)
     except Error as error:
         raise error._of(worker, function)
     value, error = settle(engine, worker, function)
@@ -108,6 +114,7 @@ class Future(concurrent.futures.Future):
     def _waiters(self):
         """Of concurrent.futures.wait and as_completed, which ask nothing else of a future."""
         self._arm()
+        boxcar._before_wait()
         return self._list_of_waiters
 
     @_waiters.setter
@@ -117,11 +124,18 @@ class Future(concurrent.futures.Future):
     def _wait(self, timeout):
         engine = self._pending()
         if engine is None:
+            if not super().done():
+                boxcar._before_wait()
             if timeout is not None and not super().done() and not concurrent.futures.wait(
                     [self], min(timeout, threading.TIMEOUT_MAX)).done:
                 raise Timeout(f"the future was not done within {timeout} s")
             return
-        if not engine.wait(FOREVER if timeout is None else max(1, int(min(timeout, 1e9) * 1e9))):
+        left = FOREVER if timeout is None else max(1, int(min(timeout, 1e9) * 1e9))
+        done = engine.wait(min(left, SOON))
+        if not done and left > SOON:
+            boxcar._before_wait()
+            done = engine.wait(left - SOON)
+        if not done:
             raise Timeout(f"no answer within {timeout} s")._of(self._worker, self._function)
         self._take(engine)
 
@@ -149,6 +163,8 @@ class Future(concurrent.futures.Future):
 
     def then(self, fn):
         """A future of fn(self), which runs when this one is done."""
+        if not callable(fn):
+            raise TypeError(f"a callback must be callable, not {fn!r}")
         made = type(self)()
 
         def run(future):

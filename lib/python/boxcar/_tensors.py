@@ -8,7 +8,6 @@ _messages imports this once the program has imported torch.
 """
 import copyreg
 import pickle
-import threading
 
 import torch
 
@@ -16,7 +15,7 @@ import boxcar
 
 from . import _gpus
 from ._boxcar import Buffer
-from ._messages import blocks, destination, put_tensor, set_apart
+from ._messages import blocks, destination, find, put_tensor, set_apart
 
 _ALIGNED = 512          # bytes, to which tensors in a block are aligned: as cudaMalloc
 _LEGACY = 1             # the CUstream of the default stream, whose handle is 0 in torch
@@ -44,7 +43,19 @@ def _reduce_strided(tensor):
 
 
 def _reduce(tensor):
-    return _reduce_strided(tensor) or tensor.__reduce_ex__(5)
+    reduced = _reduce_strided(tensor)
+    if reduced is not None or not tensor.requires_grad:
+        return reduced or tensor.__reduce_ex__(5)
+    sent = put_tensor(tensor) if torch.is_grad_enabled() else None
+    if sent is None:
+        return torch.Tensor.requires_grad_, (tensor.detach(),)
+    return boxcar.autograd.receive_leaf, (tensor.detach(), *sent)
+
+
+def _reduce_script(function):
+    """By the name, which is __torch__.module.name, or __torch__.name of __main__'s."""
+    module, _, name = function.qualified_name.removeprefix("__torch__.").rpartition(".")
+    return find, (module or "__main__", name)
 
 
 set_apart(torch.Tensor, _reduce_strided)
@@ -98,7 +109,7 @@ def _copy(gpu, index, offset, end, dtype):
     if not isinstance(known[index], torch.Tensor):
         known[index] = torch.from_dlpack(known[index])
     copied = known[index][offset:end].view(dtype).to(f"cuda:{gpu}", copy=True)
-    if threading.current_thread() is boxcar._runner:        # threads that use it may have other streams
+    if boxcar._here.callbacks_of is not None:       # threads that use it may have other streams
         torch.cuda.current_stream(copied.device).synchronize()
     return copied
 
@@ -124,7 +135,7 @@ class _Table(dict):
     """Of reducers: that of tensors, then those of another table as it is when it is asked."""
 
     def __init__(self, other):
-        super().__init__({torch.Tensor: _reduce})
+        super().__init__({torch.Tensor: _reduce, torch.jit.ScriptFunction: _reduce_script})
         self.other = other
 
     def __missing__(self, type):

@@ -10,6 +10,8 @@ import threading
 
 import torch
 
+import boxcar
+
 from ._futures import Future
 
 
@@ -56,6 +58,7 @@ def _collect_all(futures):
     collected = _torch_collect_all(futures)
     if not ours:
         return collected
+    boxcar._before_wait()               # of wait_all
     result = torch.futures.Future()
     left = [result]             # empty from its end on: the callbacks, which stay with the futures, are not to keep it
 

@@ -94,6 +94,7 @@ class _Context:
         self.received = {}              # leaf: (message, index)
         self.needs = {}                 # message that was received: those that it was computed of
         self.gradients = {}             # leaf: its gradient
+        self.addresses = set()          # of these
         self.called = set()             # workers that were called in it
         self.has_ended = False
         self.lock = threading.Lock()    # of gradients, called, has_ended
@@ -114,6 +115,18 @@ class _Context:
         sent.add(_Alias.apply(tensor))
         return self.id, message, len(sent.tensors) - 1, self.needs_of(message)
 
+    def add(self, leaf, gradient):
+        """Adds to a gradient. The program may write to it: it shares its elements with no other, nor two of them."""
+        with self.lock:
+            before = self.gradients.get(leaf)
+            if before is not None:
+                gradient = before + gradient
+            elif gradient.layout == torch.strided:
+                if 0 in gradient.stride() or gradient.data_ptr() in self.addresses:
+                    gradient = gradient.clone()
+                self.addresses.add(gradient.data_ptr())
+            self.gradients[leaf] = gradient
+
     def needs_of(self, message):
         """The messages that a message was computed of; None: that is not known here."""
         sent = self.sent.get(message)
@@ -133,9 +146,14 @@ def join(context_id):
         return None if context_id in _released else _contexts.setdefault(context_id, _Context(context_id))
 
 
-def receive(elements, dtype, shape, context_id, message, index, needs):
+def receive(elements, dtype, shape, *sent):
     """A tensor that was sent in a context."""
-    leaf = make(elements, dtype, shape, True)
+    return receive_leaf(make(elements, dtype, shape, True), *sent)
+
+
+def receive_leaf(leaf, context_id, message, index, needs):
+    """The same of a tensor that is there."""
+    leaf.requires_grad_()
     context = join(context_id)
     if context is None:
         return leaf
@@ -230,10 +248,7 @@ def _run(context_id, messages):
             message, index = context.received[leaf]
             results[message][index] = gradient
             continue
-        gradient = _hooked(leaf, gradient)
-        with context.lock:
-            before = context.gradients.get(leaf)
-            context.gradients[leaf] = gradient if before is None else before + gradient
+        context.add(leaf, _hooked(leaf, gradient))
     return dict(results)
 
 

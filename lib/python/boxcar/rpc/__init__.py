@@ -47,7 +47,8 @@ class RpcBackendOptions:
     """rpc_timeout: seconds, 0: none; init_method: "env://" or "tcp://host:port", of which the job's name is made.
     device_maps: of workers' names, {GPU here: GPU there}, as boxcar.map_gpus; devices: GPUs that are opened besides."""
 
-    def __init__(self, *, num_worker_threads=16, rpc_timeout=60, init_method="env://", device_maps=None, devices=None):
+    def __init__(self, *, num_worker_threads=16, rpc_timeout=60, init_method="env://", device_maps=None, devices=None,
+                 _transports=None, _channels=None):     # the last two are TensorPipe's
         self.num_worker_threads = num_worker_threads
         self.rpc_timeout = rpc_timeout
         self.init_method = init_method

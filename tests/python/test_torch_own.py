@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Torch's own tests of its RPC, which torch installs, with boxcar's modules in the place of torch's. Those of torch 1.13
-are known; the tests of other versions are not run. Each test runs in four processes that are forked for it."""
+"""Torch's own tests of its RPC, which torch installs, with boxcar's modules in the place of torch's. Those of torch
+1.13 are known; the tests of other versions are not run. The workers of each test are forked for it."""
 import os
 import re
 import signal
@@ -13,6 +13,7 @@ import unittest
 try:
     import torch
     import torch.distributed.autograd
+    import torch.distributed.nn
     import torch.distributed.optim
     import torch.distributed.rpc.api
 except ImportError:
@@ -26,22 +27,22 @@ sys.modules["expecttest"].__dict__.setdefault("TestCase", unittest.TestCase)
 
 import boxcar
 import boxcar.autograd
+import boxcar.nn
 import boxcar.optim
 import boxcar.rpc
 
 SECONDS = 60            # for a test
 
 # What is not run: tests that look into torch's agent, its contexts, its profiler or TorchScript's references;
-INTERNALS = ("profil|record_function|graph_for|no_graph_with|complex_args|debug_info|rref_type|get_type|get_future|gil_|"
-             "rref_timeout|proxy_timeout|rpc_timeout|barrier|all_gather|worker_infos|timeout_used|default_timeout|worker_threads|register_rpc|"
-             "backend_from|for_options|options_throw|dynamic|_wait_all|node_failure|autograd_context$|ids_recorded|"
-             "during_backward|send_exceptions|rref_leak|shutdown_errors|duplicate_name$|unused_send|cuda|"
-             "ps_torchscript")
+INTERNALS = ("profil|record_function|graph_for|no_graph_with|complex_args|debug_info|rref_type|get_type|get_future|"
+             "gil_|rref_timeout|proxy_timeout|rpc_timeout|barrier|all_gather|worker_infos|timeout_used|default_timeout|"
+             "worker_threads|register_rpc|backend_from|for_options|options_throw|dynamic|_wait_all|node_failure|"
+             "autograd_context$|ids_recorded|during_backward|send_exceptions|rref_leak|shutdown_errors|"
+             "duplicate_name$|unused_send|cuda|ps_torchscript")
 # those that expect torch's sentences, or another class of exception;
 SENTENCES = ("wrong_return_type|callback_none|callback_wrong|on_callee|invalid_names|not_on_owner|marked|mark_future|"
              "duplicate_name_2|invalid_args|pg_init_no|pickle_not_supported|reinit|rref_str|send_to_rank$|by_rpc|"
-             "after_shutdown|worker_id$|wrong_types|engine_error|udf_error|with_errors|"
-             "nested_context|in_user_func$")
+             "after_shutdown|worker_id$|wrong_types|engine_error|udf_error|with_errors|nested_context|in_user_func$")
 # those of what lib/python/README.md says is different.
 DIFFERS = "non_cont|proxy_non_exist|rrefs_confirmed|post_hooks|no_grad_copy"
 NOT_RUN = re.compile("|".join((INTERNALS, SENTENCES, DIFFERS)))
@@ -54,11 +55,14 @@ def replace_torch():
         vars(theirs).update((name, getattr(ours, name)) for name in ours.__all__ if name != "functions")
     rpc.functions.async_execution = boxcar.rpc.functions.async_execution
     torch.distributed.optim.DistributedOptimizer = boxcar.optim.DistributedOptimizer
+    torch.distributed.nn.RemoteModule = boxcar.nn.RemoteModule
 
 
 replace_torch()
 from torch.testing._internal.common_utils import TestCase
+from torch.testing._internal.distributed.ddp_under_dist_autograd_test import DdpComparisonTest, DdpUnderDistAutogradTest
 from torch.testing._internal.distributed.rpc import dist_autograd_test, dist_optimizer_test, rpc_test
+from torch.testing._internal.distributed.rpc.examples import parameter_server_test, reinforcement_learning_rpc_test
 
 for module in rpc_test, dist_autograd_test:     # waits until torch's agent has forgotten all references
     for name in "wait_until_pending_futures_and_users_flushed", "wait_until_owners_and_forks_on_rank":
@@ -89,7 +93,7 @@ def run_worker(suite, test, rank, file_name, output):
     os.dup2(output, 2)
     signal.alarm(SECONDS)
     try:
-        getattr(type("Worker", (Worker, suite, TestCase), {})(rank, file_name), test)()
+        getattr(suite(rank, file_name), test)()
         os._exit(0)
     except BaseException:
         traceback.print_exc()
@@ -100,13 +104,13 @@ def run_worker(suite, test, rank, file_name, output):
 def run(case, suite, test):
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
         workers = []
-        for rank in range(4):
+        for rank in range(suite(0, None).world_size):
             workers.append(os.fork())
             if workers[-1] == 0:
                 run_worker(suite, test, rank, os.path.join(folder, "f"), output.fileno())
         ended = [os.waitpid(worker, 0)[1] for worker in workers]
         output.seek(0)
-        case.assertEqual(ended, [0] * 4, output.read())
+        case.assertEqual(ended, [0] * len(workers), output.read())
 
 
 class Tests(unittest.TestCase):
@@ -114,11 +118,14 @@ class Tests(unittest.TestCase):
 
 
 for suite in (rpc_test.RpcTest, rpc_test.TensorPipeAgentRpcTest, dist_autograd_test.DistAutogradTest,
-              dist_autograd_test.TensorPipeAgentDistAutogradTest, dist_optimizer_test.DistOptimizerTest):
+              dist_autograd_test.TensorPipeAgentDistAutogradTest, dist_optimizer_test.DistOptimizerTest,
+              DdpUnderDistAutogradTest, DdpComparisonTest, parameter_server_test.ParameterServerTest,
+              reinforcement_learning_rpc_test.ReinforcementLearningRpcTest):
+    suite = type(suite.__name__, (Worker, suite, TestCase), {})
     for name in dir(suite):
         if name.startswith("test_") and NOT_RUN.search(name) is None:
             setattr(Tests, name, lambda self, suite=suite, name=name: run(self, suite, name))
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    unittest.main()
+    unittest.main(defaultTest="Tests")

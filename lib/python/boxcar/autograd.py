@@ -43,6 +43,7 @@ RELEASED = 1000         # ids that are remembered: a request that was overtaken 
 _contexts = {}
 _released = {}          # ids, oldest first
 _lock = threading.Lock()        # of both
+_grads = threading.Lock()       # of leaf.grad, in _in_grads
 _numbers = itertools.count(secrets.randbits(40))    # of contexts and messages; an id of an earlier process is not ours
 
 
@@ -230,6 +231,27 @@ def _hooked(leaf, gradient):
     return gradient
 
 
+def _in_grads(context, outputs, leaves, gradients):
+    """Adds them to the context's; returns those of the received leaves. For DistributedDataParallel, which sums leaf.grad
+    over the trainers, in hooks that torch.autograd.grad does not run: that of one leaf when the last one of its bucket
+    is reached, which may be in a later part of the pass. So all gradients of the context are there meanwhile."""
+    with _grads:
+        leaves = list(dict.fromkeys([*leaves, *context.gradients]))
+        before = [leaf.grad for leaf in leaves]
+        try:
+            for leaf in leaves:
+                leaf.grad = context.gradients.get(leaf)
+            torch.autograd.backward(outputs, gradients, retain_graph=True)
+            found = {leaf: leaf.grad for leaf in leaves if leaf.grad is not None}
+        finally:
+            for leaf, gradient in zip(leaves, before):
+                leaf.grad = gradient
+    received = {leaf: found.pop(leaf) for leaf in list(found) if leaf in context.received}
+    with context.lock:
+        context.gradients.update(found)
+    return received
+
+
 def _run(context_id, messages):
     """In their sender, of {message: {index: gradient}}: the same of their needs."""
     context, leaves, outputs, gradients, results = _find(context_id), {}, [], [], defaultdict(dict)
@@ -240,15 +262,18 @@ def _run(context_id, messages):
         leaves.update(sent.leaves)
         outputs += [sent.tensors[index] for index in of_message]
         gradients += of_message.values()
-    for leaf, gradient in zip(leaves, torch.autograd.grad(outputs, list(leaves), gradients, retain_graph=True,
-                                                          allow_unused=True)):
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        found = _in_grads(context, outputs, leaves, gradients)
+    else:
+        found = zip(leaves, torch.autograd.grad(outputs, list(leaves), gradients, retain_graph=True, allow_unused=True))
+    for leaf, gradient in dict(found).items():
         if gradient is None:
             continue
         if leaf in context.received:
             message, index = context.received[leaf]
             results[message][index] = gradient
-            continue
-        context.add(leaf, _hooked(leaf, gradient))
+        else:
+            context.add(leaf, _hooked(leaf, gradient))
     return dict(results)
 
 

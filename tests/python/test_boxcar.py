@@ -416,7 +416,8 @@ class RunRpc(Run):
     def first(self):
         obs1 = rpc.get_worker_info("obs1")
         CASE.assertEqual(obs1, rpc.WorkerInfo("obs1", 1))
-        CASE.assertEqual(rpc.get_worker_info().name, "agent")
+        CASE.assertEqual((rpc.get_worker_info().name, rpc.get_rpc_timeout()), ("agent", 20))
+        CASE.assertEqual(rpc.api._require_initialized(add)(1), 2)
         for to in ("obs1", 1, obs1):
             CASE.assertEqual(rpc.rpc_sync(to, add, args=(1,), kwargs={"b": 2}), 3)
         CASE.assertEqual(rpc.rpc_async("obs2", add, args=(1, 1)).wait(), 2)
@@ -677,7 +678,8 @@ class RunInterrupts(Run):
 
 class Tests(unittest.TestCase):
     def test_without_a_job(self):
-        for use in (boxcar.rank, lambda: boxcar.call(0, add, (1,)), boxcar.shutdown):
+        for use in (boxcar.rank, lambda: boxcar.call(0, add, (1,)), boxcar.shutdown,
+                    rpc.api._require_initialized(add)):
             with self.assertRaisesRegex(boxcar.Shutdown, "has not been called"):
                 use()
         with self.assertRaisesRegex(boxcar.Error, "at most 128 workers"):

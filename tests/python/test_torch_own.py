@@ -35,14 +35,15 @@ SECONDS = 60            # for a test
 
 # What is not run: tests that look into torch's agent, its contexts, its profiler or TorchScript's references;
 INTERNALS = ("profil|record_function|graph_for|no_graph_with|complex_args|debug_info|rref_type|get_type|get_future|"
-             "gil_|rref_timeout|proxy_timeout|rpc_timeout|barrier|all_gather|worker_infos|timeout_used|default_timeout|"
-             "worker_threads|register_rpc|backend_from|for_options|options_throw|dynamic|_wait_all|node_failure|"
-             "autograd_context$|ids_recorded|during_backward|send_exceptions|rref_leak|shutdown_errors|"
-             "duplicate_name$|unused_send|cuda|ps_torchscript")
+             "gil_|rref_timeout|proxy_timeout|rpc_timeout|worker_infos|timeout_used|default_timeout|worker_threads|"
+             "register_rpc|backend_from|for_options|options_throw|dynamic|node_failure|autograd_context$|ids_recorded|"
+             "during_backward|send_exceptions|rref_leak|shutdown_errors|duplicate_name$|unused_send|cuda|"
+             "ps_torchscript|wait_all$|wait_all_(multiple|timeout|raise_in_user|exit_early_script)")
 # those that expect torch's sentences, or another class of exception;
-SENTENCES = ("wrong_return_type|callback_none|callback_wrong|on_callee|invalid_names|not_on_owner|marked|mark_future|"
-             "duplicate_name_2|invalid_args|pg_init_no|pickle_not_supported|reinit|rref_str|send_to_rank$|by_rpc|"
-             "after_shutdown|worker_id$|wrong_types|engine_error|udf_error|with_errors|nested_context|in_user_func$")
+SENTENCES = ("gather_timeout|workers_timeout|wrong_return_type|callback_none|callback_wrong|on_callee|invalid_names|"
+             "not_on_owner|marked|mark_future|duplicate_name_2|invalid_args|pg_init_no|pickle_not_supported|reinit|"
+             "rref_str|send_to_rank$|by_rpc|after_shutdown|worker_id$|wrong_types|engine_error|udf_error|with_errors|"
+             "nested_context|in_user_func$")
 # those of what lib/python/README.md says is different.
 DIFFERS = "non_cont|proxy_non_exist|rrefs_confirmed|post_hooks|no_grad_copy"
 NOT_RUN = re.compile("|".join((INTERNALS, SENTENCES, DIFFERS)))
@@ -52,7 +53,11 @@ def replace_torch():
     """By boxcar's names in torch's modules, of which the tests import them."""
     rpc = torch.distributed.rpc
     for ours, theirs in ((boxcar.rpc, rpc), (boxcar.rpc, rpc.api), (boxcar.autograd, torch.distributed.autograd)):
-        vars(theirs).update((name, getattr(ours, name)) for name in ours.__all__ if name != "functions")
+        vars(theirs).update((name, getattr(ours, name)) for name in ours.__all__ if name not in ("api", "functions"))
+    for name in "_all_gather", "_barrier", "_wait_all_workers":
+        setattr(rpc.api, name, getattr(boxcar.rpc.api, name))
+    rpc._get_current_rpc_agent = lambda: types.SimpleNamespace(get_worker_infos=lambda: [
+        boxcar.rpc.get_worker_info(boxcar.worker_name(rank)) for rank in range(boxcar.world_size())])
     rpc.functions.async_execution = boxcar.rpc.functions.async_execution
     torch.distributed.optim.DistributedOptimizer = boxcar.optim.DistributedOptimizer
     torch.distributed.nn.RemoteModule = boxcar.nn.RemoteModule

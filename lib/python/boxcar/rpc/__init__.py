@@ -19,9 +19,11 @@ from boxcar._messages import get_ref, set_apart
 from . import functions
 
 __all__ = ["BackendType", "RRef", "RpcBackendOptions", "TensorPipeRpcBackendOptions", "WorkerInfo",
-           "empty_like", "functions", "get_worker_info", "init_rpc", "remote", "rpc_async", "rpc_sync", "shutdown"]
+           "api", "empty_like", "functions", "get_rpc_timeout", "get_worker_info", "init_rpc", "remote", "rpc_async",
+           "rpc_sync", "shutdown"]
 
 UNSET_RPC_TIMEOUT = -1
+_rpc_timeout = 60
 _FOREVER = float("inf")
 
 WorkerInfo = namedtuple("WorkerInfo", ["name", "id"])
@@ -95,11 +97,13 @@ def _job_name(init_method):
 def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=None):
     """Joins the job and returns when all its workers are there. rank and world_size: by default RANK and WORLD_SIZE of
     the environment."""
+    global _rpc_timeout
     options = rpc_backend_options or RpcBackendOptions()
     rank = int(_from_environment("RANK")) if rank == -1 else rank
     world_size = int(_from_environment("WORLD_SIZE")) if world_size is None else world_size
     boxcar.init(_job_name(options.init_method), name=name, rank=rank, world_size=world_size,
                 call_timeout=_timeout(options.rpc_timeout), pool_threads=options.num_worker_threads)
+    _rpc_timeout = options.rpc_timeout
     try:
         for gpu in options.devices:
             boxcar._running().open_gpu(gpu)
@@ -123,6 +127,11 @@ def get_worker_info(worker_name=None):
     if worker_name is None:
         return WorkerInfo(boxcar.name(), boxcar.rank())
     return WorkerInfo(worker_name, boxcar.worker_rank(worker_name))
+
+
+def get_rpc_timeout():
+    """Of calls that have no timeout of their own: seconds, 0: none."""
+    return _rpc_timeout
 
 
 def empty_like(tensor):
@@ -267,3 +276,6 @@ def _rref_at(index):
 
 
 set_apart(RRef, RRef.__reduce__)
+
+
+from . import api      # noqa: E402: it asks for names of this module

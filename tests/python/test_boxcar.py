@@ -320,6 +320,9 @@ class RunFutures(Run):
                       lambda n: completed_later(n).result()):
             CASE.assertEqual(boxcar.call_async(1, add, (1,)).then(lambda future: waits(future.result())).result(10), 4,
                              "a callback waits for another one")
+        threads = {boxcar.call_async(1, time.sleep, (0.005,)).then(lambda future: threading.current_thread()).result(5)
+                   for _ in range(20)}
+        CASE.assertEqual(len(threads), 1, "callbacks that do not wait run on one thread")
         with CASE.assertRaisesRegex(TypeError, "callable, not None"):
             boxcar.call_async(1, add, (1,)).then(None)
         boxcar.call_async(1, time.sleep, (0.1,)).add_done_callback(lambda future: sys.exit(1))

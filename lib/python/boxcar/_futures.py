@@ -113,8 +113,9 @@ class Future(concurrent.futures.Future):
     @property
     def _waiters(self):
         """Of concurrent.futures.wait and as_completed, which ask nothing else of a future."""
-        self._arm()
-        boxcar._before_wait()
+        if self._state == "PENDING":            # set_result asks too
+            self._arm()
+            boxcar._before_wait()
         return self._list_of_waiters
 
     @_waiters.setter

@@ -1,17 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat calls: how long calls took. Histograms of a planted job, of which every sample is known; and those of a
- * running job, compared with the caller's own pages.
+ * shmstat calls: how long calls took. Histograms of a planted job, of which every sample is known. That a worker writes
+ * them so: tests/observe/test_hist.c.
  */
-#include "tests/harness/harness.h"
 #include "stat_plant.h"
 #include "stat_run.h"
-
-#include "rpc/rpc.h"
-
-enum gate { CALLED = 0 };
-
-static const char *const legs[BXI_LEGS] = { "queue", "handler", "reply", "whole" };
 
 /* The row of a function of a worker; NULL if it is not shown. */
 static const struct json *row_of(const struct stat_run *run, int callee, const char *function)
@@ -140,8 +133,7 @@ Test(shmstat_hist, prints_a_table_within_80_columns, .timeout = 20, .fini = remo
     STAT_RUN_SAYS(run, "\npick of callee\n  called by caller 100\n");
     STAT_RUN_SAYS(run, "\n  queue               100    73 ns    80 ns  1.28 us  5.00 ms  5.00 ms  50.2 us\n");
     STAT_RUN_SAYS(run, " 1.11 h\n");
-    for (const char *line = run.text; *line != '\0'; line = strchr(line, '\n') + 1)
-        cr_expect_lt(strcspn(line, "\n"), 80, "%s", run.text);
+    stat_run_fits(&run);
 }
 
 Test(shmstat_hist, reads_histograms_of_a_dead_job, .timeout = 20, .fini = remove_plant)
@@ -212,90 +204,4 @@ Test(shmstat_hist, are_exposed_as_histograms, .timeout = 20, .fini = remove_plan
                  "function=\"pick\",leg=\"whole\"%s} %s", known[i].suffix, plant.job, known[i].le, known[i].value);
         cr_expect_not_null(strstr(run.text, line), "%s", line);
     }
-}
-
-/* ---- A job that runs ------------------------------------------------------------------------------------------ */
-
-HARNESS_HANDLER(echo)
-{
-    return bx_msg_put_i64(reply, bx_read_i64(args));
-}
-
-static int setup(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, echo, NULL), 0);
-    return bx_register(job, "echo_blocking", BX_BLOCKING, echo, NULL);
-}
-
-/* shmstat shows this worker's own pages, to the nanosecond. */
-static void expect_mine(struct bx_job *job, const struct json *caller, int callee)
-{
-    const struct bxi_hist *all = bxi_segment_at(&job->segment, bxi_hist_offset(0)), *hist = NULL;
-    double sums = 0;
-
-    for (uint32_t i = 0; i < bxi_load_acquire(&job->control->header.hist_count); i++)
-        if ((all[i].who & 0xffff) == (uint64_t)callee)
-            hist = &all[i];
-    HARNESS_CHECK(hist != NULL);
-    for (int leg = 0; leg < BXI_LEGS; leg++) {
-        const struct json *shown = json_get(caller, legs[leg]);
-
-        HARNESS_EQ(json_number(json_get(shown, "sum_ns")), bxi_load_relaxed((bxi_a64 *)&hist->sum_ns[leg]));
-        HARNESS_EQ(json_number(json_get(shown, "max_ns")), bxi_load_relaxed((bxi_a64 *)&hist->max_ns[leg]));
-        sums += leg < BXI_LEG_WHOLE ? json_number(json_get(shown, "sum_ns")) : 0;
-    }
-    HARNESS_EQ(sums, number(caller, "whole", "sum_ns"));
-}
-
-static void expect_orderly(const struct json *row)
-{
-    static const char *const keys[] = { "p50_ns", "p90_ns", "p99_ns", "p999_ns", "max_ns" };
-
-    for (int leg = 0; leg < BXI_LEGS; leg++) {
-        const struct json *counts = json_get(json_get(row, legs[leg]), "bucket_samples");
-        double count = 0;
-
-        for (int i = 1; i < 5; i++)
-            HARNESS_CHECK(number(row, legs[leg], keys[i - 1]) <= number(row, legs[leg], keys[i]));
-        for (const struct json *one = counts->first; one != NULL; one = one->next)
-            count += json_number(one);
-        HARNESS_EQ(number(row, legs[leg], "samples"), count);
-        HARNESS_EQ(count, json_number(json_get(row, "samples")));
-    }
-}
-
-static void calls_five_and_three_times(struct bx_job *job)
-{
-    for (int i = 0; i < 5; i++)
-        harness_call_i64(job, "worker2", "echo", i);
-    for (int i = 0; i < 3; i++)
-        harness_call_i64(job, "worker0", "echo_blocking", i);
-    harness_post(CALLED);
-}
-
-HARNESS_TEST(shmstat_hist, shows_each_call_that_was_measured_by_function_and_caller, 30, .size = 3, .setup = setup,
-             .body = { NULL, calls_five_and_three_times }, .env = { "BX_HIST=all" })
-{
-    for (int i = 0; i < 11; i++)
-        harness_call_i64(job, "worker2", "echo", i);
-    harness_await(CALLED, 1);
-
-    struct stat_run run = stat_run("calls %s --json", harness_job_name());
-    const struct json *row = row_of(&run, 2, "echo"), *callers = json_get(row, "callers");
-
-    HARNESS_EQ(run.status, 0);
-    HARNESS_EQ(json_get(stat_run_job(&run), "latencies")->count, 2);
-    HARNESS_EQ(json_number(json_get(row, "samples")), 16);
-    HARNESS_EQ(callers->count, 2);
-    HARNESS_EQ(json_number(json_get(json_at(callers, 0), "samples")), 11);
-    HARNESS_EQ(json_number(json_get(json_at(callers, 1), "caller")), 1);
-    HARNESS_EQ(json_number(json_get(json_at(callers, 1), "samples")), 5);
-    expect_mine(job, json_at(callers, 0), 2);
-    expect_orderly(row);
-    expect_orderly(json_at(callers, 1));
-    row = row_of(&run, 0, "echo_blocking");
-    HARNESS_EQ(json_number(json_get(row, "samples")), 3);
-    HARNESS_CHECK(strcmp(json_text(json_get(json_at(json_get(row, "callers"), 0), "caller_name")), "worker1") == 0);
-    run = stat_run("check %s --json", harness_job_name());
-    HARNESS_EQ(run.status, 0);
 }

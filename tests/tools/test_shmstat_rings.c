@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * shmstat show: the age of a ring's oldest unread frame, which worker spins, and how many threads of the pool are
- * busy. In a planted job (stat_plant.h); the last tests run beside running jobs.
+ * busy. In a planted job (stat_plant.h); the last test runs beside a running one.
  */
-#include "tests/harness/loans.h"
+#include "tests/harness/harness.h"
 #include "stat_plant.h"
 #include "stat_run.h"
 
@@ -185,6 +185,9 @@ Test(shmstat_rings, of_dead_workers_keep_unread_frames, .timeout = 20, .fini = r
     snprintf(line, sizeof(line), "\nboxcar_ring_oldest_unread_seconds{job=\"%s\",worker=\"callee\",rank=\"1\","
              "peer=\"0\"} 0\n", plant.job);
     STAT_RUN_SAYS(run, line);
+    run = stat_run("show %s", plant.job);
+    STAT_RUN_SAYS(run, "UNREAD\n");
+    stat_run_fits(&run);
 }
 
 /* ---- What spins, and who is busy ----------------------------------------------------------------------- */
@@ -239,34 +242,7 @@ Test(shmstat_rings, count_each_busy_thread_of_a_pool_once, .timeout = 20, .fini 
     STAT_RUN_SAYS(run, "  pool      threads 2, busy 2\n");
 }
 
-/* ---- Jobs that run ----------------------------------------------------------------------------------------- */
-
-/* The rings table of `show` fits 80 columns, whatever its values. */
-HARNESS_TEST(shmstat_rings, show_a_request_that_a_stopped_worker_leaves_unread, 30, .size = 2, .setup = loans_setup)
-{
-    uint64_t before_ns = bxi_coarse_ns();       /* the clock of the frame, which lags if ticks are late */
-    OWN(future) *future = NULL;
-    double seconds = NAN, most;
-
-    HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
-    harness_stop_worker(1);
-    future = loans_start(job, "worker1", "echo", harness_msg_i64(2));
-
-    struct stat_run run = stat_run_fine("show", harness_job_name()), text = stat_run("show %s", harness_job_name());
-    const struct json *ring = stat_run_row(stat_run_worker(&run, 0), "rings", "to", 1);
-
-    seconds = json_number(json_get(ring, "oldest_unread_seconds"));
-    most = 1e-9 * (double)(bxi_now_ns() - before_ns);
-    HARNESS_CHECK(seconds >= 0 && seconds <= most);
-    HARNESS_CHECK(json_number(json_get(ring, "unread_bytes")) > 0);
-    ring = stat_run_row(stat_run_worker(&run, 1), "rings", "to", 0);
-    HARNESS_EQ(json_get(ring, "oldest_unread_seconds")->type, JSON_NULL);
-    HARNESS_HAS(text.text, "UNREAD\n");
-    for (const char *line = text.text; *line != '\0'; line = strchr(line, '\n') + 1)
-        HARNESS_CHECK(strcspn(line, "\n") <= 80);
-    harness_signal(1, SIGCONT);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-}
+/* ---- A job that runs ---------------------------------------------------------------------------------------- */
 
 HARNESS_HANDLER(quick)
 {

@@ -136,6 +136,15 @@ Test(shmstat_top, counts_the_calls_in_flight_wherever_their_rows_are, .init = be
     cr_expect(isnan(model.rows[1].number[TOP_AGE]));
     sample(TOP_CALLS, START + 1);
     cr_expect_eq(model.count, 3);
+
+    struct stat_run run = stat_run("top --json --interval 0.1 %s", plant.job);
+    const struct json *worker = stat_run_worker(&run, 0);
+
+    cr_expect_eq(run.status, 0);
+    cr_expect_geq(json_number(json_get(run.json, "interval_seconds")), 0.1);
+    cr_expect_str_eq(json_text(json_get(worker, "name")), "caller");
+    cr_expect_eq(json_number(json_get(worker, "calls_per_second")), 0);
+    cr_expect_eq(json_number(json_get(worker, "calls_in_flight")), 2);
 }
 
 /* ---- Who is stuck ------------------------------------------------------------------------------------ */
@@ -485,43 +494,3 @@ Test(shmstat_top, wrong_flags_and_a_missing_terminal_are_wrong_usage)
     expect_status(2, "show --once");
     expect_status(3, "top --once no-such-job");
 }
-
-/* The callee rank 0 answers 60 calls of rank 1 between two samples. */
-enum gate { SAMPLED = 0, CALLED };
-
-HARNESS_HANDLER(echo)
-{
-    return bx_msg_put_i64(reply, bx_read_i64(args));
-}
-
-static int setup(struct bx_job *job)
-{
-    return bx_register(job, "echo", BX_INLINE, echo, NULL);
-}
-
-static void shows_itself(struct bx_job *job)
-{
-    struct stat_run run;
-    const struct json *worker;
-    double span_s;
-
-    model = (struct top_model){ .select = harness_job_name(), .stuck_s = 10 };
-    HARNESS_EQ(top_sample(&model, TOP_WORKERS, stat_now_ns(CLOCK_MONOTONIC)), 0);
-    for (int i = 0; i < 60; i++)
-        HARNESS_EQ(harness_call_i64(job, "worker0", "echo", i), i);
-    HARNESS_EQ(top_sample(&model, TOP_WORKERS, model.now.at_ns + 2 * SECOND), 0);
-    HARNESS_EQ(top_rows(&model, TOP_WORKERS), 0);
-    HARNESS_EQ(model.rows[1].number[TOP_CALLS_S], 30);
-    HARNESS_EQ(model.rows[0].number[TOP_REQUESTS_S], 30);
-    top_free(&model);
-    run = stat_run("top --json --interval 0.1 %s", harness_job_name());
-    HARNESS_EQ(run.status, 0);
-    worker = stat_run_worker(&run, 1);
-    span_s = json_number(json_get(run.json, "interval_seconds"));
-    HARNESS_CHECK(span_s >= 0.1);
-    HARNESS_EQ(json_number(json_get(worker, "calls_per_second")), 0);
-    HARNESS_EQ(json_number(json_get(worker, "calls_in_flight")), 0);
-    HARNESS_CHECK(strcmp(json_text(json_get(worker, "name")), "worker1") == 0);
-}
-
-HARNESS_WORLD(shmstat_top, shows_a_job_that_runs, 60, .size = 2, .setup = setup, .body = { NULL, shows_itself });

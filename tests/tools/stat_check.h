@@ -35,9 +35,9 @@ struct check_change {
 #define CHECK_CHANGE(invariant, what, ...) { #invariant, #what, turn_##what },
 
 /* Each of them, in a job made for it, of living or of killed workers, is found with its number, before any other. */
-void check_each(struct plant *plant, void (*make)(void), const struct check_wrong *wrongs, size_t count, bool alive);
+void check_each(void (*make)(void), const struct check_wrong *wrongs, size_t count, bool alive);
 /* While the word turns, nothing else is found, and in the end that. */
-void check_changes(struct plant *plant, void (*make)(void), const struct check_change *changes, size_t count);
-void check_is_fine(const struct plant *plant, const char *what);
+void check_changes(void (*make)(void), const struct check_change *changes, size_t count);
+void check_is_fine(const char *what);
 
 #endif

@@ -8,22 +8,15 @@
 #define SENT 20             /* records that lie in the ring of the caller */
 #define TAKEN 8             /* of those sent, read by the callee */
 
-static struct plant plant;
-
-static void remove_plant(void)
-{
-    plant_remove(&plant);
-}
-
 static void make_plant(uint64_t pos)
 {
-    plant_make(&plant, pos);
+    plant_make(pos);
     for (uint64_t i = 0; i < SENT; i++) {
-        cr_assert(plant_put(&plant, 0, 1 + i * 100));
-        plant_count(&plant, 0);
+        cr_assert(plant_put(0, 1 + i * 100));
+        plant_count(0);
     }
     for (int i = 0; i < TAKEN; i++)
-        cr_assert(plant_take(&plant, 1));
+        cr_assert(plant_take(1));
     bxi_ring_publish(&plant.reader[1]);
 }
 
@@ -34,7 +27,7 @@ static void make_at_zero(void)
 
 static struct bxi_control *control(int rank)
 {
-    return plant_control(&plant, rank);
+    return plant_control(rank);
 }
 
 static struct bxi_tables *tables(int rank)
@@ -64,12 +57,12 @@ static bxi_a64 *credit(void)
 
 static bxi_a64 *write_pos(void)
 {
-    return &plant_counters(&plant, 0)->write_pos;
+    return &plant_counters(0)->write_pos;
 }
 
 static bxi_a64 *word_at_credit(void)
 {
-    return plant_word(&plant, 0, get(credit()));
+    return plant_word(0, get(credit()));
 }
 
 /* ---- What is wrong ----------------------------------------------------------------------------------- */
@@ -96,13 +89,13 @@ static void truncated(void)
 static void record_over_the_end(void)
 {
     while (BXI_RING_BYTES - (plant.writer[0].write_pos & (BXI_RING_BYTES - 1)) > 64) {
-        cr_assert(plant_put(&plant, 0, 56));
-        plant_count(&plant, 0);
+        cr_assert(plant_put(0, 56));
+        plant_count(0);
     }
     uint64_t pos = plant.writer[0].write_pos;
-    cr_assert(plant_put(&plant, 0, 56));
-    plant_count(&plant, 0);
-    add(plant_word(&plant, 0, pos), 64);
+    cr_assert(plant_put(0, 56));
+    plant_count(0);
+    add(plant_word(0, pos), 64);
 }
 
 /* The lease words of rank 1, which borrows of rank 0. */
@@ -126,7 +119,7 @@ static struct bxi_call_row *calls(void)
 /* Of function 1 of the callee; two samples. */
 static struct bxi_hist *measured(void)
 {
-    struct bxi_hist *hist = plant_hist(&plant, 0, 1, 1);
+    struct bxi_hist *hist = plant_hist(0, 1, 1);
 
     plant_sample(hist, 100, 1000, 10);
     plant_sample(hist, 200, 2000, 20);
@@ -138,19 +131,17 @@ static void counted_too_often(enum bxi_leg leg, uint64_t ns)
     bxi_count(&measured()->bucket[leg][bxi_hist_bucket(ns)], 2);
 }
 
-#define OBJECT(owner, maker, number) ((uint64_t)(owner) << 56 | (uint64_t)(maker) << 49 | (number))
-
 static struct bxi_object_row *object(uint64_t id)
 {
-    return plant_object(&plant, 0, id, 1);
+    return plant_object(0, id, 1);
 }
 
 /* Sets a word of an object that is right. */
-#define OF_OBJECT(member, value) set(&object(OBJECT(0, 1, 5))->member, (value))
+#define OF_OBJECT(member, value) set(&object(PLANT_OBJECT(0, 1, 5))->member, (value))
 
 static void remote_that_is_here(void)
 {
-    struct bxi_remote_row *row = plant_remote(&plant, 0);
+    struct bxi_remote_row *row = plant_remote(0);
 
     memcpy(&row[-1], row, sizeof(*row));
 }
@@ -183,13 +174,13 @@ static void remote_that_is_here(void)
     X(I6, credit_within_a_line, add(credit(), 8)) \
     X(I6, credit_of_no_rank, set(&control(1)->credit[5].position, 64)) \
     X(I6, credit_of_a_ring_that_is_not_open, set(&control(0)->pair[1].open, 0); \
-      set(&plant_counters(&plant, 0)->frames_sent, 0)) \
+      set(&plant_counters(0)->frames_sent, 0)) \
     X(I7, a_record_is_missing, set(word_at_credit(), 0)) \
     X(I7, a_record_of_another_lap, add(word_at_credit(), -(UINT64_C(2048) << 32))) \
     X(I7, a_record_that_is_too_long, add(word_at_credit(), BXI_FRAME_MAX)) \
     X(I7, a_record_of_nothing, set(word_at_credit(), get(word_at_credit()) >> 32 << 32)) \
     X(I7, nonsense_at_the_write_position, \
-      set(plant_word(&plant, 0, get(write_pos())), UINT64_C(0x1234567812345678))) \
+      set(plant_word(0, get(write_pos())), UINT64_C(0x1234567812345678))) \
     X(I7, two_records_are_not_told, \
       add(write_pos(), -bxi_record_bytes(1 + (SENT - 1) * 100) - bxi_record_bytes(1 + (SENT - 2) * 100))) \
     X(I7, a_record_is_told_that_is_not_there, add(write_pos(), 64)) \
@@ -241,24 +232,24 @@ static void remote_that_is_here(void)
     X(I13, a_longest_that_is_in_no_bucket, set(&measured()->max_ns[BXI_LEG_REPLY], 5000)) \
     X(I13, a_handler_counted_twice, counted_too_often(BXI_LEG_HANDLER, 1000)) \
     X(I13, a_call_counted_twice, counted_too_often(BXI_LEG_WHOLE, 1110)) \
-    X(I15, an_object_of_another_worker, object(OBJECT(1, 0, 5))) \
-    X(I15, an_object_that_no_rank_made, object(OBJECT(0, 2, 5))) \
-    X(I15, an_object_without_a_number, object(OBJECT(0, 1, 0))) \
+    X(I15, an_object_of_another_worker, object(PLANT_OBJECT(1, 0, 5))) \
+    X(I15, an_object_that_no_rank_made, object(PLANT_OBJECT(0, 2, 5))) \
+    X(I15, an_object_without_a_number, object(PLANT_OBJECT(0, 1, 0))) \
     X(I15, an_object_in_no_state, OF_OBJECT(state, BXI_OBJECT_FAILED + 1)) \
     X(I15, an_object_in_state_0, OF_OBJECT(state, 0)) \
     X(I15, an_object_held_by_no_rank, OF_OBJECT(holders[0], 1 << 2)) \
     X(I15, an_object_held_by_rank_64, OF_OBJECT(holders[1], 1)) \
     X(I15, an_object_held_by_its_owner, OF_OBJECT(holders[0], 1 | 1 << 1)) \
-    X(I15, an_object_in_two_rows, object(OBJECT(0, 1, 5)); \
-      object(OBJECT(0, 1, 6)); \
-      object(OBJECT(0, 1, 5))) \
-    X(I15, more_objects_than_there_is_room_for, object(OBJECT(0, 1, 5)); \
+    X(I15, an_object_in_two_rows, object(PLANT_OBJECT(0, 1, 5)); \
+      object(PLANT_OBJECT(0, 1, 6)); \
+      object(PLANT_OBJECT(0, 1, 5))) \
+    X(I15, more_objects_than_there_is_room_for, object(PLANT_OBJECT(0, 1, 5)); \
       set(&tables(0)->object_rows, BXI_OBJECTS_MAX + 1)) \
-    X(I17, a_remote_worker_whose_name_does_not_end, memset(plant_remote(&plant, 0)->name, 'a', BXI_NAME_BYTES)) \
-    X(I17, a_remote_worker_whose_host_does_not_end, memset(plant_remote(&plant, 0)->host, 'a', BXI_HOST_BYTES)) \
-    X(I17, a_remote_worker_on_no_host, plant_remote(&plant, 0)->host[0] = '\0') \
-    X(I17, a_remote_worker_that_is_dead_twice, set(&plant_remote(&plant, 0)->is_dead, 2)) \
-    X(I17, rows_for_a_part_of_the_workers, plant_remote(&plant, 0); \
+    X(I17, a_remote_worker_whose_name_does_not_end, memset(plant_remote(0)->name, 'a', BXI_NAME_BYTES)) \
+    X(I17, a_remote_worker_whose_host_does_not_end, memset(plant_remote(0)->host, 'a', BXI_HOST_BYTES)) \
+    X(I17, a_remote_worker_on_no_host, plant_remote(0)->host[0] = '\0') \
+    X(I17, a_remote_worker_that_is_dead_twice, set(&plant_remote(0)->is_dead, 2)) \
+    X(I17, rows_for_a_part_of_the_workers, plant_remote(0); \
       set(&tables(0)->remote_rows, 1)) \
     X(I17, a_remote_worker_that_is_here, remote_that_is_here()) \
     X(I4, objects_without_pages, set(&tables(0)->object_rows, 1))
@@ -268,17 +259,17 @@ static const struct check_wrong wrongs[] = { WRONGS(CHECK_WRONG) };
 
 #define COUNT_OF(list) (sizeof(list) / sizeof((list)[0]))
 
-Test(shmstat_check, names_each_invariant_that_a_living_worker_breaks, .timeout = 60, .fini = remove_plant)
+Test(shmstat_check, names_each_invariant_that_a_living_worker_breaks, .timeout = 60, .fini = plant_remove)
 {
-    check_each(&plant, make_at_zero, wrongs, COUNT_OF(wrongs), true);
+    check_each(make_at_zero, wrongs, COUNT_OF(wrongs), true);
 }
 
-Test(shmstat_check, names_each_invariant_that_a_dead_worker_breaks, .timeout = 60, .fini = remove_plant)
+Test(shmstat_check, names_each_invariant_that_a_dead_worker_breaks, .timeout = 60, .fini = plant_remove)
 {
-    check_each(&plant, make_at_zero, wrongs, COUNT_OF(wrongs), false);
+    check_each(make_at_zero, wrongs, COUNT_OF(wrongs), false);
 }
 
-Test(shmstat_check, prints_violations_with_their_number_within_80_columns, .timeout = 20, .fini = remove_plant)
+Test(shmstat_check, prints_violations_with_their_number_within_80_columns, .timeout = 20, .fini = plant_remove)
 {
     make_plant(0);
     spoil_a_record_of_another_lap();
@@ -324,24 +315,19 @@ static const struct check_change changes[] = { CHANGES(CHECK_CHANGE) };
 static void make_what_changes(void)
 {
     make_plant(0);
-    plant_hist(&plant, 0, 1, 1);
-    object(OBJECT(0, 1, 5));
+    plant_hist(0, 1, 1);
+    object(PLANT_OBJECT(0, 1, 5));
     set(&control(1)->pair[0].refused_errno, 28);
 }
 
-Test(shmstat_check, finds_words_that_shrink_and_may_only_grow, .timeout = 120, .fini = remove_plant)
+Test(shmstat_check, finds_words_that_shrink_and_may_only_grow, .timeout = 120, .fini = plant_remove)
 {
-    check_changes(&plant, make_what_changes, changes, COUNT_OF(changes));
+    check_changes(make_what_changes, changes, COUNT_OF(changes));
 }
 
 /* ---- What is right ----------------------------------------------------------------------------------- */
 
-static void expect_fine(const char *what)
-{
-    check_is_fine(&plant, what);
-}
-
-Test(shmstat_check, walks_the_records_between_credit_and_write_position, .timeout = 20, .fini = remove_plant)
+Test(shmstat_check, walks_the_records_between_credit_and_write_position, .timeout = 20, .fini = plant_remove)
 {
     make_plant(0);
 
@@ -353,109 +339,109 @@ Test(shmstat_check, walks_the_records_between_credit_and_write_position, .timeou
     cr_expect_eq(json_number(json_get(stat_run_job(&run), "records_checked")), SENT - TAKEN);
 }
 
-Test(shmstat_check, walks_a_ring_whose_positions_wrap, .timeout = 20, .fini = remove_plant)
+Test(shmstat_check, walks_a_ring_whose_positions_wrap, .timeout = 20, .fini = plant_remove)
 {
     static const uint64_t ends[] = { UINT64_C(1) << 32, UINT64_C(1) << 38, UINT64_C(1) << 63, 0 };
 
     for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
         make_plant(ends[i] - 4096);
         cr_expect(plant.writer[0].write_pos - ends[i] < BXI_RING_BYTES);
-        expect_fine("around an end");
-        plant_remove(&plant);
+        check_is_fine("around an end");
+        plant_remove();
     }
 }
 
-Test(shmstat_check, accepts_what_a_kill_leaves, .timeout = 20, .fini = remove_plant)
+Test(shmstat_check, accepts_what_a_kill_leaves, .timeout = 20, .fini = plant_remove)
 {
     void *payload;
 
     make_plant(0);
-    cr_assert(plant_put(&plant, 0, 1000));
-    expect_fine("a record that was not counted");
-    while (plant_take(&plant, 1))
+    cr_assert(plant_put(0, 1000));
+    check_is_fine("a record that was not counted");
+    while (plant_take(1))
         ;
     bxi_ring_publish(&plant.reader[1]);
     cr_assert_gt(get(credit()), get(write_pos()));
-    expect_fine("the same, and consumed");
-    plant_count(&plant, 0);
+    check_is_fine("the same, and consumed");
+    plant_count(0);
     while (BXI_RING_BYTES - (plant.writer[0].write_pos & (BXI_RING_BYTES - 1)) > 6400) {
-        cr_assert(plant_put(&plant, 0, 3000));
-        plant_count(&plant, 0);
+        cr_assert(plant_put(0, 3000));
+        plant_count(0);
     }
     cr_assert_eq(bxi_ring_reserve(&plant.writer[0], BXI_FRAME_MAX, &payload), 0);
     memset(payload, 0xff, BXI_FRAME_MAX);
-    expect_fine("padding, and a record that was not published");
+    check_is_fine("padding, and a record that was not published");
     bxi_ring_commit(&plant.writer[0], BXI_FRAME_MAX);
-    expect_fine("padding and a record that was not counted");
-    plant_kill(&plant, 0);
-    expect_fine("the same of a dead one");
+    check_is_fine("padding and a record that was not counted");
+    plant_kill(0);
+    check_is_fine("the same of a dead one");
     set(bxi_segment_leases(&plant.segment[1], 0) + 3, 1);
-    expect_fine("a lease that came back before it was counted");
+    check_is_fine("a lease that came back before it was counted");
 }
 
 Test(shmstat_check, accepts_objects_calls_for_values_and_calls_that_wait_for_objects, .timeout = 20,
-     .fini = remove_plant)
+     .fini = plant_remove)
 {
     struct bxi_serving *served;
     struct bxi_object_row *row;
 
     make_plant(0);
-    row = object(OBJECT(0, 1, 5));
+    row = object(PLANT_OBJECT(0, 1, 5));
     set(&row->holders[0], 2);
-    expect_fine("a holder that is not in the sum of entries yet");
+    check_is_fine("a holder that is not in the sum of entries yet");
     set(&row->entries, 7);
     set(&row->state, BXI_OBJECT_TO_COME);
-    expect_fine("a type whose object is not there yet");
+    check_is_fine("a type whose object is not there yet");
     set(&row->id, 0);
     set(&row->holders[0], UINT64_MAX);
     set(&row->state, 77);
-    expect_fine("a row that is free");
+    check_is_fine("a row that is free");
     served = &tables(0)->serving[BXI_SERVING_MAX - 1];
     set(&served->who, 1 | (uint64_t)BXI_FUNCTION_VALUE << 16);
     set(&served->where, BXI_AT_OBJECT);
-    expect_fine("a request for the value of an object that is to come");
+    check_is_fine("a request for the value of an object that is to come");
     set(&tables(0)->now.who, 1 | (uint64_t)BXI_FUNCTION_VALUE << 16);
     set(&tables(0)->now.since_ns, 1);
-    expect_fine("a value that is being made");
+    check_is_fine("a value that is being made");
 }
 
 /* The owner counts the legs one after the other; of each leg first the bucket, then the sum, then the longest. */
-Test(shmstat_check, accepts_a_sample_that_was_not_counted_to_its_end, .timeout = 20, .fini = remove_plant)
+Test(shmstat_check, accepts_a_sample_that_was_not_counted_to_its_end, .timeout = 20, .fini = plant_remove)
 {
     static const uint64_t legs[BXI_LEGS] = { 300, 3000, 30, 3330 };
     struct bxi_hist *hist;
 
     make_plant(0);
-    hist = plant_hist(&plant, 0, 1, 1);
-    expect_fine("a histogram of nothing");
+    hist = plant_hist(0, 1, 1);
+    check_is_fine("a histogram of nothing");
     plant_sample(hist, 100, 1000, 10);
     for (int leg = 0; leg < BXI_LEGS; leg++) {
         bxi_count(&hist->bucket[leg][bxi_hist_bucket(legs[leg])], 1);
-        expect_fine("a bucket that was counted");
+        check_is_fine("a bucket that was counted");
         bxi_count(&hist->sum_ns[leg], legs[leg]);
-        expect_fine("and its sum");
+        check_is_fine("and its sum");
         set(&hist->max_ns[leg], legs[leg]);
-        expect_fine("and its longest");
+        check_is_fine("and its longest");
     }
     /* A processor may make stores visible in another order. */
     bxi_count(&hist->bucket[BXI_LEG_WHOLE][bxi_hist_bucket(legs[BXI_LEG_WHOLE])], 1);
-    expect_fine("a whole call before its legs");
+    check_is_fine("a whole call before its legs");
 }
 
 /* The credit word lags behind the credit that returning frames carry. */
-Test(shmstat_check, accepts_a_ring_that_is_full, .timeout = 20, .fini = remove_plant)
+Test(shmstat_check, accepts_a_ring_that_is_full, .timeout = 20, .fini = plant_remove)
 {
     uint64_t bytes = 1;
 
     make_plant(0);
     for (int round = 0; round < 3000; round++) {
-        while (plant_put(&plant, 0, 1 + bytes % BXI_FRAME_MAX)) {
-            plant_count(&plant, 0);
+        while (plant_put(0, 1 + bytes % BXI_FRAME_MAX)) {
+            plant_count(0);
             bytes = bytes * 2862933555777941757u + 3037000493u;
         }
         if (round % 100 == 0)
-            expect_fine("a full ring");
-        cr_assert(plant_take(&plant, 1));
+            check_is_fine("a full ring");
+        cr_assert(plant_take(1));
         cr_assert_eq(bxi_ring_credit_hint(&plant.writer[0], plant.reader[1].read_pos), 0);
     }
     cr_assert_gt(get(write_pos()) - get(credit()), BXI_RING_BYTES / 2);

@@ -60,27 +60,27 @@ static const struct check_wrong wrongs[] = { WRONGS(CHECK_WRONG) };
 WRONGS_OF_THE_LIVING(CHECK_SPOILS)
 static const struct check_wrong wrongs_of_the_living[] = { WRONGS_OF_THE_LIVING(CHECK_WRONG) };
 
-Test(shmstat_gpu_check, names_each_invariant_that_is_broken, .timeout = 60, .fini = gpu_plant_remove)
+Test(shmstat_gpu_check, names_each_invariant_that_is_broken, .timeout = 60, .fini = plant_remove)
 {
-    check_each(&gpu_plant, gpu_plant_make, wrongs, COUNT_OF(wrongs), true);
+    check_each(gpu_plant_make, wrongs, COUNT_OF(wrongs), true);
 }
 
-Test(shmstat_gpu_check, names_each_that_a_dead_worker_breaks, .timeout = 60, .fini = gpu_plant_remove)
+Test(shmstat_gpu_check, names_each_that_a_dead_worker_breaks, .timeout = 60, .fini = plant_remove)
 {
-    check_each(&gpu_plant, gpu_plant_make, wrongs, COUNT_OF(wrongs), false);
+    check_each(gpu_plant_make, wrongs, COUNT_OF(wrongs), false);
 }
 
-Test(shmstat_gpu_check, names_each_that_only_a_living_worker_breaks, .timeout = 60, .fini = gpu_plant_remove)
+Test(shmstat_gpu_check, names_each_that_only_a_living_worker_breaks, .timeout = 60, .fini = plant_remove)
 {
-    check_each(&gpu_plant, gpu_plant_make, wrongs_of_the_living, COUNT_OF(wrongs_of_the_living), true);
+    check_each(gpu_plant_make, wrongs_of_the_living, COUNT_OF(wrongs_of_the_living), true);
 }
 
-Test(shmstat_gpu_check, prints_the_letter_of_the_list, .timeout = 20, .fini = gpu_plant_remove)
+Test(shmstat_gpu_check, prints_the_letter_of_the_list, .timeout = 20, .fini = plant_remove)
 {
     gpu_plant_make();
     spoil_a_lane_that_is_poisoned();
 
-    struct stat_run run = stat_run("check %s", gpu_plant.job);
+    struct stat_run run = stat_run("check %s", plant.job);
 
     STAT_RUN_SAYS(run, "\n  G4        worker 1 callee - the word of lane 31 is poisoned at 1,");
 }
@@ -100,45 +100,40 @@ Test(shmstat_gpu_check, prints_the_letter_of_the_list, .timeout = 20, .fini = gp
 CHANGES(CHECK_TURNS)
 static const struct check_change changes[] = { CHANGES(CHECK_CHANGE) };
 
-Test(shmstat_gpu_check, finds_words_that_shrink_or_change, .timeout = 120, .fini = gpu_plant_remove)
+Test(shmstat_gpu_check, finds_words_that_shrink_or_change, .timeout = 120, .fini = plant_remove)
 {
-    check_changes(&gpu_plant, gpu_plant_make, changes, COUNT_OF(changes));
+    check_changes(gpu_plant_make, changes, COUNT_OF(changes));
 }
 
 /* ---- What is right ----------------------------------------------------------------------------------- */
 
-static void expect_fine(const char *what)
-{
-    check_is_fine(&gpu_plant, what);
-}
-
-Test(shmstat_gpu_check, accepts_what_a_kill_leaves, .timeout = 20, .fini = gpu_plant_remove)
+Test(shmstat_gpu_check, accepts_what_a_kill_leaves, .timeout = 20, .fini = plant_remove)
 {
     gpu_plant_make();
-    expect_fine("a job at work");
+    check_is_fine("a job at work");
     gpu_region(0)->slab[20].bytes = 5;
     memset(gpu_region(0)->slab[20].handle, 5, sizeof(gpu_region(0)->slab[20].handle));
-    expect_fine("a row that was being filled");
+    check_is_fine("a row that was being filled");
     gpu_fill_slab(0, 21, 0, MIB);
     memset(gpu_region(0)->slab[21].uuid, 0x33, BXI_GPU_UUID_BYTES);
     gpu_set_slab(0, 21, 1, LIVE);
-    expect_fine("the first slab of a device that was not shown");
+    check_is_fine("the first slab of a device that was not shown");
     gpu_region(0)->lane[4].device = 99;
-    expect_fine("a lane that was being filled");
+    check_is_fine("a lane that was being filled");
     set_device_word(0, GENERATION, 64 * MIB - 8);
-    expect_fine("a word at the end of its slab");
-    plant_kill(&gpu_plant, 1);
+    check_is_fine("a word at the end of its slab");
+    plant_kill(1);
     gpu_set_slab(0, SLAB, 1, EMPTY);
     gpu_set_slab(0, 0, GENERATION + 1, LIVE);
     set_device_word(0, GENERATION + 1, 0);
-    expect_fine("what a dead borrower held, freed and used again");
-    plant_kill(&gpu_plant, 0);
+    check_is_fine("what a dead borrower held, freed and used again");
+    plant_kill(0);
     gpu_set(&gpu_region(0)->word[0].value, BXI_GPU_POISON + WORD);
-    expect_fine("a dead owner's lane, poisoned");
+    check_is_fine("a dead owner's lane, poisoned");
 }
 
 /* It may have been stopped between the two halves of G2. */
-Test(shmstat_gpu_check, reports_nothing_about_a_stopped_borrower, .timeout = 20, .fini = gpu_plant_remove)
+Test(shmstat_gpu_check, reports_nothing_about_a_stopped_borrower, .timeout = 20, .fini = plant_remove)
 {
     int status = 0;
     pid_t pid = fork();
@@ -149,9 +144,9 @@ Test(shmstat_gpu_check, reports_nothing_about_a_stopped_borrower, .timeout = 20,
             raise(SIGSTOP);
     cr_assert_eq(waitpid(pid, &status, WUNTRACED), pid);
     gpu_plant_make();
-    plant_control(&gpu_plant, 1)->header.pid = (uint32_t)pid;
+    plant_control(1)->header.pid = (uint32_t)pid;
     spoil_a_slab_freed_while_it_is_open();
-    expect_fine("a borrower that is stopped");
+    check_is_fine("a borrower that is stopped");
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
 }

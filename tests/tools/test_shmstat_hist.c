@@ -6,6 +6,8 @@
 #include "stat_plant.h"
 #include "stat_run.h"
 
+TestSuite(shmstat_hist, .init = plant_begin, .fini = plant_remove, .timeout = 20);
+
 /* The row of a function of a worker; NULL if it is not shown. */
 static const struct json *row_of(const struct stat_run *run, int callee, const char *function)
 {
@@ -25,26 +27,18 @@ static double number(const struct json *row, const char *leg, const char *key)
 
 /* ---- Planted ------------------------------------------------------------------------------------------- */
 
-static struct plant plant;
-
-static void remove_plant(void)
-{
-    plant_remove(&plant);
-}
-
 /* 90 of 70 ns, nine of 1100 ns, one of 5 ms; handlers take nothing. */
 static struct bxi_hist *make_known(void)
 {
     struct bxi_hist *hist;
 
-    plant_make(&plant, 0);
-    hist = plant_hist(&plant, 0, 1, 1);
+    hist = plant_hist(0, 1, 1);
     for (int i = 0; i < 100; i++)
         plant_sample(hist, i < 90 ? 70 : i < 99 ? 1100 : 5000000, 0, 0);
     return hist;
 }
 
-Test(shmstat_hist, places_quantiles_within_their_bucket, .timeout = 20, .fini = remove_plant)
+Test(shmstat_hist, places_quantiles_within_their_bucket)
 {
     /* Buckets from 64 to 80, 1024 to 1280, 4194304 to 5242880, of which 5000000 is the end. */
     static const struct {
@@ -78,11 +72,11 @@ Test(shmstat_hist, places_quantiles_within_their_bucket, .timeout = 20, .fini = 
     cr_expect_eq(json_number(json_get(row, "samples")), 100);
 }
 
-Test(shmstat_hist, merges_the_callers_of_a_function, .timeout = 20, .fini = remove_plant)
+Test(shmstat_hist, merges_the_callers_of_a_function)
 {
     make_known();
-    plant_sample(plant_hist(&plant, 1, 1, 1), 10, 20, 30);      /* the callee calls itself */
-    plant_hist(&plant, 1, 0, 2);
+    plant_sample(plant_hist(1, 1, 1), 10, 20, 30);      /* the callee calls itself */
+    plant_hist(1, 0, 2);
 
     struct stat_run run = stat_run_fine("calls", plant.job);
     const struct json *row = row_of(&run, 1, "pick"), *none = row_of(&run, 0, "save");
@@ -106,13 +100,13 @@ Test(shmstat_hist, merges_the_callers_of_a_function, .timeout = 20, .fini = remo
     cr_expect_eq(json_get(json_get(none, "whole"), "max_ns")->type, JSON_NULL);
 }
 
-Test(shmstat_hist, survives_workers_that_have_a_function_in_all_pages, .timeout = 20, .fini = remove_plant)
+Test(shmstat_hist, survives_workers_that_have_a_function_in_all_pages)
 {
     make_known();
     for (int rank = 0; rank < 2; rank++) {
-        memset(plant_control(&plant, rank)->header.name, 'n', BXI_NAME_BYTES - 1);
+        memset(plant_control(rank)->header.name, 'n', BXI_NAME_BYTES - 1);
         for (int page = rank == 0; page < BXI_HIST_MAX; page++)
-            plant_sample(plant_hist(&plant, rank, 1, 1), 1, 1, 1);
+            plant_sample(plant_hist(rank, 1, 1), 1, 1, 1);
     }
 
     struct stat_run run = stat_run_fine("calls", plant.job);
@@ -121,11 +115,11 @@ Test(shmstat_hist, survives_workers_that_have_a_function_in_all_pages, .timeout 
     cr_expect_eq(stat_run("calls %s", plant.job).status, 0);
 }
 
-Test(shmstat_hist, prints_a_table_within_80_columns, .timeout = 20, .fini = remove_plant)
+Test(shmstat_hist, prints_a_table_within_80_columns)
 {
     make_known();
-    memset(plant_control(&plant, 1)->function[2].name, 'n', BXI_NAME_BYTES - 1);
-    plant_sample(plant_hist(&plant, 0, 1, 2), 1000, UINT64_C(4000) * 1000000000, 1);
+    memset(plant_control(1)->function[2].name, 'n', BXI_NAME_BYTES - 1);
+    plant_sample(plant_hist(0, 1, 2), 1000, UINT64_C(4000) * 1000000000, 1);
 
     struct stat_run run = stat_run("calls %s", plant.job);
 
@@ -136,14 +130,14 @@ Test(shmstat_hist, prints_a_table_within_80_columns, .timeout = 20, .fini = remo
     stat_run_fits(&run);
 }
 
-Test(shmstat_hist, reads_histograms_of_a_dead_job, .timeout = 20, .fini = remove_plant)
+Test(shmstat_hist, reads_histograms_of_a_dead_job)
 {
     struct bxi_hist *hist = make_known();
 
     /* Killed after it counted the bucket of the first leg. */
     bxi_count(&hist->bucket[BXI_LEG_QUEUE][BXI_HIST_BUCKETS - 1], 1);
     for (int rank = 0; rank < 2; rank++)
-        plant_kill(&plant, rank);
+        plant_kill(rank);
 
     struct stat_run run = stat_run_fine("calls", plant.job);
     const struct json *row = row_of(&run, 1, "pick");
@@ -156,15 +150,15 @@ Test(shmstat_hist, reads_histograms_of_a_dead_job, .timeout = 20, .fini = remove
 }
 
 /* Pages of a peer that does not exist, and more pages than there can be: they are not shown, the others are. */
-Test(shmstat_hist, ignores_pages_of_unknown_peers, .timeout = 20, .fini = remove_plant)
+Test(shmstat_hist, ignores_pages_of_unknown_peers)
 {
     make_known();
-    plant_hist(&plant, 0, 1, 2)->who = 7;
-    plant_hist(&plant, 0, 1, 0)->who = 1 | (uint64_t)BXI_FUNCTION_MAX << 16;
+    plant_hist(0, 1, 2)->who = 7;
+    plant_hist(0, 1, 0)->who = 1 | (uint64_t)BXI_FUNCTION_MAX << 16;
     /* The bytes after the last page belong to something else. */
-    bxi_store_relaxed(&plant_control(&plant, 1)->header.hist_count, BXI_HIST_MAX);
-    plant_hist(&plant, 1, 1, 2);
-    cr_assert_eq(bxi_load_relaxed(&plant_control(&plant, 1)->header.hist_count), BXI_HIST_MAX + 1);
+    bxi_store_relaxed(&plant_control(1)->header.hist_count, BXI_HIST_MAX);
+    plant_hist(1, 1, 2);
+    cr_assert_eq(bxi_load_relaxed(&plant_control(1)->header.hist_count), BXI_HIST_MAX + 1);
 
     struct stat_run run = stat_run_fine("calls", plant.job), lines = stat_run("show %s --prometheus", plant.job);
 
@@ -176,7 +170,7 @@ Test(shmstat_hist, ignores_pages_of_unknown_peers, .timeout = 20, .fini = remove
 
 /* ---- Prometheus --------------------------------------------------------------------------------------------- */
 
-Test(shmstat_hist, are_exposed_as_histograms, .timeout = 20, .fini = remove_plant)
+Test(shmstat_hist, are_exposed_as_histograms)
 {
     static const struct {
         const char *suffix, *le;

@@ -16,12 +16,7 @@
 #define SLOT 5
 #define ID (UINT64_C(9) << 16 | SLOT)
 
-static struct plant plant;
-
-static void remove_plant(void)
-{
-    plant_remove(&plant);
-}
+TestSuite(shmstat_rings, .init = plant_begin, .fini = plant_remove, .timeout = 20);
 
 /* ---- The oldest unread frame ------------------------------------------------------------------------ */
 
@@ -33,12 +28,7 @@ static void put(struct bxi_frame frame, size_t bytes)
     memset(payload, 0, bytes);
     memcpy(payload, &frame, bytes < sizeof(frame) ? bytes : sizeof(frame));
     bxi_ring_commit(&plant.writer[0], bytes);
-    plant_count(&plant, 0);
-}
-
-static uint64_t ago(uint64_t seconds)
-{
-    return bxi_now_ns() - seconds * SECOND;
+    plant_count(0);
 }
 
 static void put_request(uint64_t id)
@@ -74,25 +64,23 @@ static void expect_age(uint64_t began_ns, double least)
     cr_expect_leq(seconds, 1e-9 * (double)(bxi_now_ns() - began_ns) + 1e-6);
 }
 
-Test(shmstat_rings, that_are_empty_have_no_oldest_frame, .timeout = 20, .fini = remove_plant)
+Test(shmstat_rings, that_are_empty_have_no_oldest_frame)
 {
-    plant_make(&plant, 0);
     cr_expect(isnan(age()));
-    put((struct bxi_frame){ .kind = BXI_REPLY, .sent_ns = ago(7) }, 64);
-    cr_assert(plant_take(&plant, 1));
+    put((struct bxi_frame){ .kind = BXI_REPLY, .sent_ns = plant_ago(7) }, 64);
+    cr_assert(plant_take(1));
     cr_expect(isnan(age()));
 }
 
-Test(shmstat_rings, show_the_age_of_the_oldest_frame_by_its_kind, .timeout = 20, .fini = remove_plant)
+Test(shmstat_rings, show_the_age_of_the_oldest_frame_by_its_kind)
 {
     static const uint8_t kinds[] = { BXI_REQUEST, BXI_ONEWAY, BXI_REPLY, BXI_CANCEL, BXI_RREF, BXI_REQUESTS,
                                      BXI_REPLIES };
 
     for (size_t i = 0; i < sizeof(kinds); i++) {
-        uint64_t since_ns = ago(5);
+        uint64_t since_ns = plant_ago(5);
         struct bxi_frame frame = { .kind = kinds[i], .id = ID, .deadline_ns = 1 };
 
-        plant_make(&plant, 0);
         if (kinds[i] == BXI_ONEWAY)
             frame.id = since_ns;
         else if (kinds[i] == BXI_REQUEST || kinds[i] == BXI_REQUESTS)
@@ -103,77 +91,73 @@ Test(shmstat_rings, show_the_age_of_the_oldest_frame_by_its_kind, .timeout = 20,
         /* The frame after it has an impossible age. */
         put((struct bxi_frame){ .kind = BXI_REPLY, .sent_ns = 1 }, 64);
         expect_age(since_ns, 5);
-        cr_assert(plant_take(&plant, 1));
+        cr_assert(plant_take(1));
         cr_expect_geq(age(), 1e-9 * (double)since_ns);
-        plant_remove(&plant);
+        plant_remove();
+        plant_begin();
     }
-    plant_make(&plant, 0);
 }
 
-Test(shmstat_rings, know_the_age_of_a_request_by_its_row_alone, .timeout = 20, .fini = remove_plant)
+Test(shmstat_rings, know_the_age_of_a_request_by_its_row_alone)
 {
-    uint64_t since_ns = ago(5);
+    uint64_t since_ns = plant_ago(5);
 
-    plant_make(&plant, 0);
     put_request(ID);
     cr_expect(isnan(age()));
     show_row(ID + (1 << 16), since_ns);
     cr_expect(isnan(age()));
     show_row(ID | BXI_CALL_GIVEN_UP, since_ns);
     expect_age(since_ns, 5);
-    cr_assert(plant_take(&plant, 1));
+    cr_assert(plant_take(1));
     put_request(UINT64_MAX);
     cr_expect(isnan(age()));
 }
 
-Test(shmstat_rings, have_no_age_below_zero_and_none_from_garbage, .timeout = 20, .fini = remove_plant)
+Test(shmstat_rings, have_no_age_below_zero_and_none_from_garbage)
 {
     static const struct bxi_frame nonsense[] = {
         { .kind = 0, .sent_ns = 5 }, { .kind = 77, .sent_ns = 5 }, { .kind = BXI_REPLY, .sent_ns = 0 },
     };
 
-    plant_make(&plant, 0);
     put((struct bxi_frame){ .kind = BXI_REPLY, .sent_ns = UINT64_MAX }, 64);
     cr_expect_eq(age(), 0);
-    cr_assert(plant_take(&plant, 1));
+    cr_assert(plant_take(1));
     for (size_t i = 0; i < sizeof(nonsense) / sizeof(nonsense[0]); i++) {
         put(nonsense[i], 64);
         cr_expect(isnan(age()), "%zu", i);
-        cr_assert(plant_take(&plant, 1));
+        cr_assert(plant_take(1));
     }
     put((struct bxi_frame){ .kind = BXI_ONEWAY, .id = 5 }, 20);
     cr_expect(isnan(age()), "shorter than a head");
-    bxi_store_relaxed(plant_word(&plant, 0, plant.reader[1].read_pos), 77);
+    bxi_store_relaxed(plant_word(0, plant.reader[1].read_pos), 77);
     cr_expect(isnan(age()), "not a record");
 }
 
-Test(shmstat_rings, show_the_frame_after_padding_and_where_positions_wrap, .timeout = 20, .fini = remove_plant)
+Test(shmstat_rings, show_the_frame_after_padding_and_where_positions_wrap)
 {
     static const uint64_t ends[] = { BXI_RING_BYTES, UINT64_C(1) << 38, 0 };
 
     for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
-        uint64_t since_ns = ago(3);
+        uint64_t since_ns = plant_ago(3);
 
-        plant_make(&plant, ends[i] - 128);
+        plant_remove();
+        plant_make(ends[i] - 128);
         put((struct bxi_frame){ .kind = BXI_REPLY, .sent_ns = since_ns }, 1000);
         cr_assert_eq(plant.writer[0].write_pos, ends[i] + bxi_record_bytes(1000));
         expect_age(since_ns, 3);
-        cr_assert(plant_take(&plant, 1));
+        cr_assert(plant_take(1));
         cr_expect(isnan(age()));
-        plant_remove(&plant);
     }
-    plant_make(&plant, 0);
 }
 
-Test(shmstat_rings, of_dead_workers_keep_unread_frames, .timeout = 20, .fini = remove_plant)
+Test(shmstat_rings, of_dead_workers_keep_unread_frames)
 {
-    uint64_t since_ns = ago(5);
+    uint64_t since_ns = plant_ago(5);
     char line[128];
 
-    plant_make(&plant, 0);
     put((struct bxi_frame){ .kind = BXI_ONEWAY, .id = since_ns }, 64);
     for (int rank = 0; rank < 2; rank++)
-        plant_kill(&plant, rank);
+        plant_kill(rank);
     expect_age(since_ns, 5);
 
     struct stat_run run = stat_run("show %s --prometheus", plant.job);
@@ -199,19 +183,17 @@ static void expect_activity(const char *activity)
     cr_expect_str_eq(json_text(json_get(stat_run_worker(&run, 0), "activity")), activity);
 }
 
-Test(shmstat_rings, tell_a_worker_that_spins_from_one_that_sleeps_or_is_dead, .timeout = 20, .fini = remove_plant)
+Test(shmstat_rings, tell_a_worker_that_spins_from_one_that_sleeps_or_is_dead)
 {
-    struct bxi_control *control;
+    struct bxi_control *control = plant_control(0);
 
-    plant_make(&plant, 0);
-    control = plant_control(&plant, 0);
     expect_activity("awake");
     bxi_store_relaxed(&bxi_tables(control)->now.spins, 1);
     expect_activity("spinning");
     bxi_store_relaxed(&control->header.armed, 4 | BXI_WHO_LEADER);
     expect_activity("asleep");
     bxi_store_relaxed(&control->header.armed, 4);
-    plant_kill(&plant, 0);
+    plant_kill(0);
     expect_activity("dead");
 }
 
@@ -222,19 +204,18 @@ static double pool(const char *key)
     return value;
 }
 
-Test(shmstat_rings, count_each_busy_thread_of_a_pool_once, .timeout = 20, .fini = remove_plant)
+Test(shmstat_rings, count_each_busy_thread_of_a_pool_once)
 {
     static const uint64_t wheres[] = { BXI_AT_THREAD | 11 << 8, BXI_AT_BODY | 12 << 8, BXI_AT_BODY | 12 << 8,
                                        BXI_AT_POOL, BXI_AT_THREAD | 13 << 8, BXI_AT_FUTURE, BXI_AT_BATCH };
 
-    plant_make(&plant, 0);
     cr_expect_eq(pool("busy"), 0);
     for (size_t i = 0; i < sizeof(wheres) / sizeof(wheres[0]); i++)
-        bxi_store_relaxed(&bxi_tables(plant_control(&plant, 0))->serving[100 * i % BXI_SERVING_MAX].where, wheres[i]);
-    bxi_store_relaxed(&bxi_tables(plant_control(&plant, 0))->counters[BXI_C_pool_threads], 5);
+        bxi_store_relaxed(&bxi_tables(plant_control(0))->serving[100 * i % BXI_SERVING_MAX].where, wheres[i]);
+    bxi_store_relaxed(&bxi_tables(plant_control(0))->counters[BXI_C_pool_threads], 5);
     cr_expect_eq(pool("busy"), 3);
     cr_expect_eq(pool("threads"), 5);
-    bxi_store_relaxed(&bxi_tables(plant_control(&plant, 0))->counters[BXI_C_pool_threads], 2);
+    bxi_store_relaxed(&bxi_tables(plant_control(0))->counters[BXI_C_pool_threads], 2);
     cr_expect_eq(pool("busy"), 2);
 
     struct stat_run run = stat_run("show %s", plant.job);

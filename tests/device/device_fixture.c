@@ -282,16 +282,44 @@ void device_open_gate(uint64_t *gate)
     __atomic_store_n(gate, 1, __ATOMIC_RELEASE);
 }
 
-int device_pins(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+static uint32_t pins_of(struct bx_job *job)
 {
-    struct bxi_devices *devices = bxi_devices_of(bx_request_job(request));
+    struct bxi_devices *devices = bxi_devices_of(job);
     uint32_t count;
 
-    (void)args, (void)context;
     pthread_mutex_lock(&devices->lock);
     count = devices->pins;
     pthread_mutex_unlock(&devices->lock);
-    return bx_msg_put_i64(reply, count);
+    return count;
+}
+
+int device_pins(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)context;
+    return bx_msg_put_i64(reply, pins_of(bx_request_job(request)));
+}
+
+void device_await_pin(struct bx_job *job)
+{
+    while (pins_of(job) == 0)
+        ;
+}
+
+/* ---- Bodies ----------------------------------------------------------------------------------- */
+
+void device_serves(struct bx_job *job)
+{
+    device_open(job, 0);
+    harness_post(0);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+struct bx_device device_begin(struct bx_job *job, uint32_t others)
+{
+    struct bx_device device = device_open(job, 0);
+
+    harness_await(0, others);
+    return device;
 }
 
 /* ---- A worker that looks at what it borrows --------------------------------------------------- */

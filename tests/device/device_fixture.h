@@ -72,6 +72,12 @@ void device_open_gate(uint64_t *gate);
 
 /* A handler: how many of this worker's threads wait for a GPU. */
 int device_pins(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
+void device_await_pin(struct bx_job *job);      /* until one of this worker does */
+
+/* A body: opens device 0, posts gate 0 and serves until another worker shuts down. */
+void device_serves(struct bx_job *job);
+/* Opens device 0, and waits for so many posts to gate 0. */
+struct bx_device device_begin(struct bx_job *job, uint32_t others);
 
 /* A worker that looks at what it borrows: the setup of all workers, and a call that sends an i32 tensor, numbered from
  * `first`. The borrower checks it and leaves what it saw in these values (harness_load). */

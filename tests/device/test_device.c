@@ -112,27 +112,11 @@ static int setup(struct bx_job *job)
 
 /* ---- Workers --------------------------------------------------------------------------------- */
 
-/* Serves, with a GPU. */
-static void reader(struct bx_job *job)
-{
-    device_open(job, 0);
-    harness_post(OPEN);
-    HARNESS_EQ(bx_job_serve(job), 0);
-}
-
-static struct bx_device start(struct bx_job *job, uint32_t readers)
-{
-    struct bx_device device = device_open(job, 0);
-
-    harness_await(OPEN, readers);
-    return device;
-}
-
 DEVICE_TEST(device, arrives_at_each_kind_of_handler_and_at_its_owner, 60, DEVICE_ANY, .size = 2, .setup = setup,
-            .body = { [1] = reader })
+            .body = { [1] = device_serves })
 {
     static const char *const kinds[] = { "inline", "blocking", "async", "batch" };
-    struct bx_device device = start(job, 1);
+    struct bx_device device = device_begin(job, 1);
     OWN(tensor) *tensor = device_numbers(job, device, COUNT, 5);
 
     HARNESS_EQ(device.kind, BX_CUDA);
@@ -151,12 +135,12 @@ DEVICE_TEST(device, arrives_at_each_kind_of_handler_and_at_its_owner, 60, DEVICE
 }
 
 DEVICE_TEST(device, comes_back_in_a_reply_and_outlives_it, 60, DEVICE_ANY, .size = 2, .setup = setup,
-            .body = { [1] = reader })
+            .body = { [1] = device_serves })
 {
     struct bx_msg *args[3], *reply = NULL;
     struct bx_tensor *kept[3];
 
-    start(job, 1);
+    device_begin(job, 1);
     for (int i = 0; i < 3; i++) {
         struct bx_reader in;
 
@@ -206,9 +190,9 @@ static int setup_objects(struct bx_job *job)
 }
 
 DEVICE_TEST(device, goes_to_objects_and_beside_references_both_ways, 60, DEVICE_ANY, .size = 2, .setup = setup_objects,
-            .body = { [1] = reader })
+            .body = { [1] = device_serves })
 {
-    OWN(tensor) *tensor = device_numbers(job, start(job, 1), COUNT, 5);
+    OWN(tensor) *tensor = device_numbers(job, device_begin(job, 1), COUNT, 5);
 
     for (int to = 0; to < 2; to++) {
         OWN(msg) *args = device_msg(tensor, 5), *looked = NULL, *exchanged = NULL;
@@ -270,9 +254,9 @@ static void expect_view(struct bx_job *job, struct bx_tensor *view, int64_t firs
 }
 
 DEVICE_TEST(device, keeps_shape_strides_and_offset_of_views, 60, DEVICE_ANY, .size = 2, .setup = setup_views,
-            .body = { [1] = reader })
+            .body = { [1] = device_serves })
 {
-    struct bx_device device = start(job, 1);
+    struct bx_device device = device_begin(job, 1);
     OWN(tensor) *flat = device_numbers(job, device, 60, 0), *cube = NULL;
     struct bx_tensor *view = NULL;
 
@@ -295,10 +279,10 @@ DEVICE_TEST(device, keeps_shape_strides_and_offset_of_views, 60, DEVICE_ANY, .si
 /* ---- Messages of many ------------------------------------------------------------------------- */
 
 DEVICE_TEST(device, takes_161_tensors_and_thousands_in_one_message, 120, DEVICE_ANY, .size = 2, .setup = setup,
-            .body = { NULL, reader }, .env = { "FAKE_CUDA_DELAY_US=0" })
+            .body = { NULL, device_serves }, .env = { "FAKE_CUDA_DELAY_US=0" })
 {
     enum { ALL = 3000, SOME = 161 };
-    struct bx_device device = start(job, 1);
+    struct bx_device device = device_begin(job, 1);
     struct bx_tensor **tensors = calloc(ALL, sizeof *tensors);
 
     HARNESS_CHECK(tensors != NULL);
@@ -357,9 +341,9 @@ static int setup_mixed(struct bx_job *job)
 }
 
 DEVICE_TEST(device, is_sent_beside_host_tensors_and_empty_ones, 60, DEVICE_ANY, .size = 2, .setup = setup_mixed,
-            .body = { [1] = reader })
+            .body = { [1] = device_serves })
 {
-    struct bx_device device = start(job, 1);
+    struct bx_device device = device_begin(job, 1);
     struct bx_tensor *tensors[4] = { device_numbers(job, device, 100, 9) };
 
     HARNESS_EQ(bx_tensor_create(job, BX_I32, 1, (int64_t[]){ 2 }, &tensors[1]), 0);
@@ -382,9 +366,9 @@ DEVICE_TEST(device, is_sent_beside_host_tensors_and_empty_ones, 60, DEVICE_ANY, 
 
 DEVICE_TEST(device, copies_nothing_and_blocks_no_thread, 60,
             (fake_skip_without_words("with events hosts wait"), DEVICE_ANY), .size = 2, .setup = setup,
-            .body = { NULL, reader })
+            .body = { NULL, device_serves })
 {
-    struct bx_device device = start(job, 1);
+    struct bx_device device = device_begin(job, 1);
     OWN(tensor) *tensor = device_numbers(job, device, COUNT, 5);
     uint64_t copied, synchronises, theirs[3];
 
@@ -415,9 +399,9 @@ DEVICE_TEST(device, copies_nothing_and_blocks_no_thread, 60,
 }
 
 /* The counters that inspectors read are written when they have changed, and not with each tensor. */
-DEVICE_TEST(device, counts_what_has_changed, 60, DEVICE_ANY, .size = 2, .setup = setup, .body = { [1] = reader })
+DEVICE_TEST(device, counts_what_has_changed, 60, DEVICE_ANY, .size = 2, .setup = setup, .body = { [1] = device_serves })
 {
-    struct bx_device device = start(job, 1);
+    struct bx_device device = device_begin(job, 1);
     OWN(tensor) *tensor = device_numbers(job, device, COUNT, 5);
     uint64_t marks = harness_counter(job, "gpu_marks");
 
@@ -429,9 +413,9 @@ DEVICE_TEST(device, counts_what_has_changed, 60, DEVICE_ANY, .size = 2, .setup =
 }
 
 DEVICE_TEST(device, copies_a_forwarded_tensor_on_the_device, 60, DEVICE_ANY, .size = 2, .setup = setup,
-            .body = { [1] = reader })
+            .body = { [1] = device_serves })
 {
-    struct bx_device device = start(job, 1);
+    struct bx_device device = device_begin(job, 1);
     struct bx_tensor *tensor = device_numbers(job, device, COUNT, 5), *copy = NULL;
     struct bx_msg *args = device_msg(tensor, 5), *reply = NULL;
     struct bx_reader in;
@@ -511,9 +495,9 @@ static void copy_views(struct bx_job *job, struct bx_device device, int64_t rows
     bx_tensor_release(matrix);
 }
 
-DEVICE_TEST(device, copies_views_through_the_host, 60, DEVICE_ANY, .size = 2, .setup = setup, .body = { [1] = reader })
+DEVICE_TEST(device, copies_views_through_the_host, 60, DEVICE_ANY, .size = 2, .setup = setup, .body = { [1] = device_serves })
 {
-    struct bx_device device = start(job, 1);
+    struct bx_device device = device_begin(job, 1);
     uint64_t staged = harness_counter(job, "gpu_staged_bytes");
 
     copy_views(job, device, 3, 5);

@@ -57,8 +57,7 @@ static void wraps(struct bx_job *job)
     struct foreign *foreign, *odd;
     struct bx_tensor *tensor = NULL, *none = NULL;
 
-    device_open(job, 0);
-    harness_await(OPEN, 1);
+    device_begin(job, 1);
     foreign = make_foreign(job, "cuMemAlloc_v2", 4096);
     HARNESS_EQ(take(foreign, &tensor), 0);
     HARNESS_CHECK((uintptr_t)bx_tensor_data(tensor) == foreign->base + 4096);
@@ -91,10 +90,9 @@ static void wraps(struct bx_job *job)
 /* With descriptors no handle is tried before the first foreign memory is lent: that loan fails. */
 static void lends_foreign_memory(struct bx_job *job)
 {
-    struct bx_tensor *own = device_numbers(job, device_open(job, 0), 100, 8), *tensor = NULL;
+    struct bx_tensor *own = device_numbers(job, device_begin(job, 1), 100, 8), *tensor = NULL;
     uint64_t before;
 
-    harness_await(OPEN, 1);
     HARNESS_EQ(take(make_foreign(job, "cuMemAlloc_v2", 4096), &tensor), 0);
     device_put_numbers(tensor, 8);
     before = harness_counter(job, "gpu_staged_bytes");
@@ -136,16 +134,9 @@ Test(device_foreign, wraps_foreign_memory_and_calls_back_when_no_borrower_reads_
     harness_run(&(struct harness_world){ .size = 2, .setup = device_setup, .body = { wraps, polls } });
 }
 
-static void has_the_same(struct bx_job *job)
-{
-    device_open(job, 0);
-    harness_post(OPEN);
-    HARNESS_EQ(bx_job_serve(job), 0);
-}
-
 /* A tensor without elements may have no address, as DLPack allows. */
 DEVICE_TEST(device_foreign, wraps_a_tensor_without_elements_or_address, 60, DEVICE_ANY, .size = 2,
-            .setup = device_setup, .body = { [1] = has_the_same })
+            .setup = device_setup, .body = { [1] = device_serves })
 {
     struct foreign foreign = { .shape = { 0 } };
     struct bx_tensor *tensor = NULL;
@@ -155,8 +146,7 @@ DEVICE_TEST(device_foreign, wraps_a_tensor_without_elements_or_address, 60, DEVI
         .device_type = BXI_DL_CUDA, .ndim = 1, .dtype = { .code = 0, .bits = 32, .lanes = 1 },
         .shape = foreign.shape,
     };
-    device_open(job, 0);
-    harness_await(OPEN, 1);
+    device_begin(job, 1);
     HARNESS_EQ(take(&foreign, &tensor), 0);
     HARNESS_EQ(bx_tensor_device(tensor).kind, BX_CUDA);
     HARNESS_EQ(bx_tensor_elements(tensor), 0);

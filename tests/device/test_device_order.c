@@ -220,17 +220,10 @@ DEVICE_WORLD(device_order, reuses_memory_with_words_in_device_memory, 60,
               DEVICE_FAKE), .size = 2, .setup = setup, .body = { reuses, reads_late },
              .env = { "BX_GPU_ORDER=device" });
 
-static void serve(struct bx_job *job)
-{
-    device_open(job, 0);
-    harness_post(OPEN);
-    HARNESS_EQ(bx_job_serve(job), 0);
-}
-
 /* Own work is waited for too: an announced write, a read, a copy on the job's stream. */
 DEVICE_TEST(device_order, waits_for_own_work_too_before_memory_is_reused, 60,
             (fake_skip_under("FAKE_CUDA_BLOCKING", "it allocates before it ends a wait of one of its streams"),
-             DEVICE_ANY), .size = 2, .setup = setup, .body = { NULL, serve })
+             DEVICE_ANY), .size = 2, .setup = setup, .body = { NULL, device_serves })
 {
     struct bx_device device = device_open(job, 0);
     void *stream = device_stream(job, device);
@@ -295,21 +288,6 @@ static void copies_what_is_late(struct bx_job *job)
     harness_post(FINISHED);
 }
 
-static void wait_for_pin(struct bx_job *job)
-{
-    struct bx_msg *reply;
-    int64_t count = 0;
-
-    while (count == 0) {
-        struct bx_reader in;
-
-        HARNESS_EQ(bx_rpc_sync(job, "worker1", "pins", NULL, NULL, &reply), 0);
-        in = bx_msg_reader(reply);
-        count = bx_read_i64(&in);
-        bx_msg_destroy(reply);
-    }
-}
-
 static void is_served_meanwhile(struct bx_job *job)
 {
     struct bx_device device = device_open(job, 0);
@@ -317,7 +295,8 @@ static void is_served_meanwhile(struct bx_job *job)
 
     harness_post(OPEN);
     harness_await(STARTED, 1);
-    wait_for_pin(job);
+    while (harness_call_i64(job, "worker1", "pins", 0) == 0)
+        ;
     send(job, "drop", tensor);          /* mapped meanwhile, and given back */
     bx_tensor_release(tensor);
     harness_post(LATE);
@@ -377,7 +356,6 @@ static void has_no_stream_left(struct bx_job *job)
     struct bxi_devices *devices = bxi_devices_of(job);
     struct bx_tensor *own = bytes_tensor(job, device);
     void *first = device_stream(job, device), *second = device_stream(job, device);
-    uint32_t pins = 0;
     uint64_t *gate;
     pthread_t thread;
 
@@ -392,11 +370,7 @@ static void has_no_stream_left(struct bx_job *job)
     while (devices->stream_count < BXI_GPU_LANES)
         HARNESS_EQ(bx_tensor_written_on(own, device_stream(job, device)), 0);
     HARNESS_EQ(pthread_create(&thread, NULL, releases, NULL), 0);
-    while (pins == 0) {
-        pthread_mutex_lock(&devices->lock);
-        pins = devices->pins;
-        pthread_mutex_unlock(&devices->lock);
-    }
+    device_await_pin(job);
     device_open_gate(gate);
     HARNESS_EQ(pthread_join(thread, NULL), 0);
     bx_tensor_release(own);

@@ -185,6 +185,14 @@ struct bx_msg *device_msg(struct bx_tensor *tensor, int64_t value)
     return msg;
 }
 
+void device_send(struct bx_job *job, const char *function, struct bx_tensor *tensor)
+{
+    OWN(msg) *args = bx_msg_create(0);
+
+    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", function, args, NULL, NULL), 0);
+}
+
 uint64_t device_copied(const struct bx_job *job)
 {
     return harness_counter(job, "tensor_bytes_copied") + harness_counter(job, "gpu_copied_bytes") +

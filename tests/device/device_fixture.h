@@ -59,6 +59,8 @@ void device_put_numbers(struct bx_tensor *tensor, int32_t first);       /* from 
 /* How many elements of an i32 tensor, in the order of memory, are not numbered from `first`. */
 int64_t device_wrong(struct bx_tensor *tensor, int32_t first);
 struct bx_msg *device_msg(struct bx_tensor *tensor, int64_t value);     /* the i64 first */
+/* Calls a function of worker 1 with it. */
+void device_send(struct bx_job *job, const char *function, struct bx_tensor *tensor);
 uint64_t device_copied(const struct bx_job *job);                       /* bytes, the sum of all counters of copies */
 
 /* Work that the library does not know of, on a stream of the test's own. */

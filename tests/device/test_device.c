@@ -495,7 +495,8 @@ static void copy_views(struct bx_job *job, struct bx_device device, int64_t rows
     bx_tensor_release(matrix);
 }
 
-DEVICE_TEST(device, copies_views_through_the_host, 60, DEVICE_ANY, .size = 2, .setup = setup, .body = { [1] = device_serves })
+DEVICE_TEST(device, copies_views_through_the_host, 60, DEVICE_ANY, .size = 2, .setup = setup,
+            .body = { [1] = device_serves })
 {
     struct bx_device device = device_begin(job, 1);
     uint64_t staged = harness_counter(job, "gpu_staged_bytes");

@@ -39,14 +39,6 @@ static int setup(struct bx_job *job)
     return 0;
 }
 
-static void send(struct bx_job *job, struct bx_tensor *tensor)
-{
-    OWN(msg) *args = bx_msg_create(0);
-
-    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
-}
-
 /* ---- The owner dies ---------------------------------------------------------------------------- */
 
 /* Lends one tensor that is written and one that never is, and dies while worker 1 waits for the latter. */
@@ -60,8 +52,8 @@ static void dies_owing(struct bx_job *job)
     harness_await(OPEN, 1);
     device_gate(job, stream);
     HARNESS_EQ(bx_tensor_written_on(unwritten, stream), 0);
-    send(job, written);
-    send(job, unwritten);
+    device_send(job, "keep", written);
+    device_send(job, "keep", unwritten);
     harness_await(STARTED, 1);
     while (harness_gate(BLOCKED) == 0)
         if (harness_call_i64(job, "worker1", "pins", 0) > 0)
@@ -278,8 +270,8 @@ DEVICE_TEST(device_death, releases_streams_that_wait_for_a_worker_that_was_cut_o
     harness_await(OPEN, 1);
     device_gate(job, stream);
     HARNESS_EQ(bx_tensor_written_on(tensor, stream), 0);
-    send(job, tensor);
-    send(job, tensor);
+    device_send(job, "keep", tensor);
+    device_send(job, "keep", tensor);
     harness_await(STARTED, 1);
     /* Invalid data: worker 1 cuts it off; it lives until that has been checked. */
     bxi_store_release(&job->control->header.state, 77);
@@ -311,8 +303,8 @@ DEVICE_TEST(device_death, takes_everything_back_from_a_dead_borrower, 60, DEVICE
     struct bx_loans loans = { 0 };
 
     harness_await(OPEN, 1);
-    send(job, first);
-    send(job, second);
+    device_send(job, "keep", first);
+    device_send(job, "keep", second);
     bx_tensor_release(first);
     bx_tensor_release(second);
     harness_await(STARTED, 1);
@@ -344,7 +336,7 @@ static void stops_owing(struct bx_job *job)
     harness_await(OPEN, 1);
     device_gate(job, stream);
     HARNESS_EQ(bx_tensor_written_on(unwritten, stream), 0);
-    send(job, unwritten);
+    device_send(job, "keep", unwritten);
     harness_await(STARTED, 1);
     kill(getpid(), SIGSTOP);
 }
@@ -422,7 +414,7 @@ static void goes_on(struct bx_job *job)
     harness_await(OPEN, 1);
     gate = device_gate(job, stream);
     HARNESS_EQ(bx_tensor_written_on(late, stream), 0);
-    send(job, late);
+    device_send(job, "keep", late);
     harness_await(STARTED, 1);
     kill(getpid(), SIGSTOP);
     device_open_gate(gate);

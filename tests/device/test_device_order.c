@@ -45,14 +45,6 @@ static int setup(struct bx_job *job)
     return 0;
 }
 
-static void send(struct bx_job *job, const char *function, struct bx_tensor *tensor)
-{
-    OWN(msg) *args = bx_msg_create(0);
-
-    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", function, args, NULL, NULL), 0);
-}
-
 static struct bx_tensor *bytes_tensor(struct bx_job *job, struct bx_device device)
 {
     return device_tensor(job, device, BYTES / (int64_t)sizeof(int32_t));
@@ -92,7 +84,7 @@ DEVICE_TEST(device_order, makes_only_the_reader_wait_for_a_slow_writer, 60,
     gate = device_gate(job, stream);
     device_set(job, stream, tensor, 0x33);
     HARNESS_EQ(bx_tensor_written_on(tensor, stream), 0);
-    send(job, "keep", tensor);          /* answered, although nothing is written yet */
+    device_send(job, "keep", tensor);          /* answered, although nothing is written yet */
     harness_await(STARTED, 1);
     device_open_gate(gate);
     harness_await(RELEASED, 1);
@@ -109,7 +101,7 @@ static void writes_on_its_own_stream(struct bx_job *job)
     HARNESS_CHECK(stream != NULL);
     for (int i = 1; i <= 20; i++) {
         device_set(job, stream, tensor, (unsigned char)i);
-        send(job, "keep", tensor);
+        device_send(job, "keep", tensor);
         harness_await(RELEASED, (uint32_t)i);
     }
 }
@@ -154,7 +146,7 @@ static void reuses(struct bx_job *job)
     uint64_t used;
 
     harness_await(OPEN, 1);
-    send(job, "drop", tensor);
+    device_send(job, "drop", tensor);
     bx_tensor_release(tensor);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
     device_wait(job, bx_gpu_stream(job, device));       /* it was lent behind that stream's work */
@@ -163,7 +155,7 @@ static void reuses(struct bx_job *job)
 
     device_set(job, stream, tensor, 0x11);
     HARNESS_EQ(bx_tensor_written_on(tensor, stream), 0);
-    send(job, "keep", tensor);
+    device_send(job, "keep", tensor);
     bx_tensor_release(tensor);
     harness_await(LATE, 1);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);       /* the lease is back; the stream has not got that far */
@@ -263,7 +255,7 @@ static void opens_the_gate_in_the_end(struct bx_job *job)
     gate = device_gate(job, stream);
     device_set(job, stream, tensor, 0);
     HARNESS_EQ(bx_tensor_written_on(tensor, stream), 0);
-    send(job, "keep", tensor);
+    device_send(job, "keep", tensor);
     harness_await(LATE, 1);             /* worker 2 has been served meanwhile */
     device_open_gate(gate);
     harness_await(FINISHED, 1);
@@ -297,7 +289,7 @@ static void is_served_meanwhile(struct bx_job *job)
     harness_await(STARTED, 1);
     while (harness_call_i64(job, "worker1", "pins", 0) == 0)
         ;
-    send(job, "drop", tensor);          /* mapped meanwhile, and given back */
+    device_send(job, "drop", tensor);          /* mapped meanwhile, and given back */
     bx_tensor_release(tensor);
     harness_post(LATE);
 }
@@ -384,7 +376,7 @@ DEVICE_TEST(device_order, blocks_no_other_thread_while_the_return_of_a_loan_wait
     OWN(tensor) *tensor = bytes_tensor(job, device_open(job, 0));
 
     harness_await(OPEN, 1);
-    send(job, "keep", tensor);
+    device_send(job, "keep", tensor);
     harness_await(RELEASED, 1);
 }
 

@@ -17,6 +17,7 @@ void check_each(void (*make)(void), const struct check_wrong *wrongs, size_t cou
     for (size_t i = 0; i < count; i++) {
         const struct check_wrong *wrong = &wrongs[i];
 
+        plant_remove();
         make();
         for (int rank = 0; rank < 2 && !alive; rank++)
             plant_kill(rank);
@@ -29,7 +30,6 @@ void check_each(void (*make)(void), const struct check_wrong *wrongs, size_t cou
         if (wrong->invariant[0] == 'G')
             cr_expect_eq(json_number(json_get(stat_run_job(&run), "violations_found")), 1, "%s", run.text);
         cr_expect_eq(json_number(json_get(stat_run_job(&run), "alive")), alive);
-        plant_remove();
     }
 }
 
@@ -38,6 +38,7 @@ void check_changes(void (*make)(void), const struct check_change *changes, size_
     for (size_t i = 0; i < count; i++) {
         bool is_seen = false;
 
+        plant_remove();
         make();
         /* A fork does not inherit the mapping: map it again. */
         for (int rank = 0; rank < 2; rank++)
@@ -52,7 +53,6 @@ void check_changes(void (*make)(void), const struct check_change *changes, size_
         }
         kill(pid, SIGKILL);
         waitpid(pid, NULL, 0);
-        plant_remove();
     }
 }
 

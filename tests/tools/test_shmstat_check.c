@@ -259,19 +259,20 @@ static const struct check_wrong wrongs[] = { WRONGS(CHECK_WRONG) };
 
 #define COUNT_OF(list) (sizeof(list) / sizeof((list)[0]))
 
-Test(shmstat_check, names_each_invariant_that_a_living_worker_breaks, .timeout = 60, .fini = plant_remove)
+TestSuite(shmstat_check, .init = make_at_zero, .fini = plant_remove, .timeout = 20);
+
+Test(shmstat_check, names_each_invariant_that_a_living_worker_breaks, .timeout = 60)
 {
     check_each(make_at_zero, wrongs, COUNT_OF(wrongs), true);
 }
 
-Test(shmstat_check, names_each_invariant_that_a_dead_worker_breaks, .timeout = 60, .fini = plant_remove)
+Test(shmstat_check, names_each_invariant_that_a_dead_worker_breaks, .timeout = 60)
 {
     check_each(make_at_zero, wrongs, COUNT_OF(wrongs), false);
 }
 
-Test(shmstat_check, prints_violations_with_their_number_within_80_columns, .timeout = 20, .fini = plant_remove)
+Test(shmstat_check, prints_violations_with_their_number_within_80_columns)
 {
-    make_plant(0);
     spoil_a_record_of_another_lap();
     set(&control(1)->credit[5].position, 64);
     bxi_store_relaxed(&control(0)->header.state, BXI_GAVE_UP + 1);
@@ -320,17 +321,15 @@ static void make_what_changes(void)
     set(&control(1)->pair[0].refused_errno, 28);
 }
 
-Test(shmstat_check, finds_words_that_shrink_and_may_only_grow, .timeout = 120, .fini = plant_remove)
+Test(shmstat_check, finds_words_that_shrink_and_may_only_grow, .timeout = 120)
 {
     check_changes(make_what_changes, changes, COUNT_OF(changes));
 }
 
 /* ---- What is right ----------------------------------------------------------------------------------- */
 
-Test(shmstat_check, walks_the_records_between_credit_and_write_position, .timeout = 20, .fini = plant_remove)
+Test(shmstat_check, walks_the_records_between_credit_and_write_position)
 {
-    make_plant(0);
-
     struct stat_run run = stat_run_json("check", plant.job);
 
     cr_assert_eq(run.status, 0, "%s", run.text);
@@ -339,23 +338,22 @@ Test(shmstat_check, walks_the_records_between_credit_and_write_position, .timeou
     cr_expect_eq(json_number(json_get(stat_run_job(&run), "records_checked")), SENT - TAKEN);
 }
 
-Test(shmstat_check, walks_a_ring_whose_positions_wrap, .timeout = 20, .fini = plant_remove)
+Test(shmstat_check, walks_a_ring_whose_positions_wrap)
 {
     static const uint64_t ends[] = { UINT64_C(1) << 32, UINT64_C(1) << 38, UINT64_C(1) << 63, 0 };
 
     for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+        plant_remove();
         make_plant(ends[i] - 4096);
         cr_expect(plant.writer[0].write_pos - ends[i] < BXI_RING_BYTES);
         check_is_fine("around an end");
-        plant_remove();
     }
 }
 
-Test(shmstat_check, accepts_what_a_kill_leaves, .timeout = 20, .fini = plant_remove)
+Test(shmstat_check, accepts_what_a_kill_leaves)
 {
     void *payload;
 
-    make_plant(0);
     cr_assert(plant_put(0, 1000));
     check_is_fine("a record that was not counted");
     while (plant_take(1))
@@ -379,13 +377,11 @@ Test(shmstat_check, accepts_what_a_kill_leaves, .timeout = 20, .fini = plant_rem
     check_is_fine("a lease that came back before it was counted");
 }
 
-Test(shmstat_check, accepts_objects_calls_for_values_and_calls_that_wait_for_objects, .timeout = 20,
-     .fini = plant_remove)
+Test(shmstat_check, accepts_objects_calls_for_values_and_calls_that_wait_for_objects)
 {
     struct bxi_serving *served;
     struct bxi_object_row *row;
 
-    make_plant(0);
     row = object(PLANT_OBJECT(0, 1, 5));
     set(&row->holders[0], 2);
     check_is_fine("a holder that is not in the sum of entries yet");
@@ -406,12 +402,11 @@ Test(shmstat_check, accepts_objects_calls_for_values_and_calls_that_wait_for_obj
 }
 
 /* The owner counts the legs one after the other; of each leg first the bucket, then the sum, then the longest. */
-Test(shmstat_check, accepts_a_sample_that_was_not_counted_to_its_end, .timeout = 20, .fini = plant_remove)
+Test(shmstat_check, accepts_a_sample_that_was_not_counted_to_its_end)
 {
     static const uint64_t legs[BXI_LEGS] = { 300, 3000, 30, 3330 };
     struct bxi_hist *hist;
 
-    make_plant(0);
     hist = plant_hist(0, 1, 1);
     check_is_fine("a histogram of nothing");
     plant_sample(hist, 100, 1000, 10);
@@ -429,11 +424,10 @@ Test(shmstat_check, accepts_a_sample_that_was_not_counted_to_its_end, .timeout =
 }
 
 /* The credit word lags behind the credit that returning frames carry. */
-Test(shmstat_check, accepts_a_ring_that_is_full, .timeout = 20, .fini = plant_remove)
+Test(shmstat_check, accepts_a_ring_that_is_full)
 {
     uint64_t bytes = 1;
 
-    make_plant(0);
     for (int round = 0; round < 3000; round++) {
         while (plant_put(0, 1 + bytes % BXI_FRAME_MAX)) {
             plant_count(0);

@@ -50,15 +50,13 @@ static bool exists(const char *path)
 /* Runs all subcommands that only read; the allowed exit statuses are bits. */
 static void expect_statuses(const char *what, unsigned show, unsigned check)
 {
-    static const char *const commands[] = { "ls %s", "ls %s --json", "show %s", "show %s --json",
-                                            "show %s --prometheus", "calls %s", "calls %s --json", "rrefs %s",
-                                            "rrefs %s --json", "check %s", "check %s --json", "reap %s --json" };
-    char args[128];
+    static const char *const commands[] = { "ls", "ls --json", "show", "show --json", "show --prometheus", "calls",
+                                            "calls --json", "rrefs", "rrefs --json", "check", "check --json",
+                                            "reap --json" };
 
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
-        int length = snprintf(args, sizeof(args), "%.*s", (int)(strchr(commands[i], '%') - commands[i]), commands[i]);
-        snprintf(args + length, sizeof(args) - (size_t)length, "%s%s", plant.job, strchr(commands[i], '%') + 2);
-        struct stat_run run = stat_run("%s", args);
+        const char *args = commands[i];
+        struct stat_run run = stat_run("%s %s", args, plant.job);
         bool shows = strncmp(args, "show", 4) == 0 || strncmp(args, "calls", 5) == 0 ||
                      strncmp(args, "rrefs", 5) == 0;
         unsigned allowed = shows ? show : strncmp(args, "check", 5) == 0 ? check : 1;
@@ -326,7 +324,7 @@ static _Noreturn void start_by_hand(const char *job_name, int rank)
 
 static void expect_said(const char *subcommand, const char *job_name, const char *part)
 {
-    struct stat_run run = stat_run("%s", subcommand);
+    struct stat_run run = stat_run("%s %s", subcommand, job_name);
 
     cr_expect_eq(run.status, 0);
     cr_expect_not_null(strstr(run.text, part), "%s of job %s: '%s' does not say '%s'", subcommand, job_name, run.text,
@@ -335,7 +333,7 @@ static void expect_said(const char *subcommand, const char *job_name, const char
 
 Test(shmstat_files, a_starting_job_names_the_ranks_that_have_not_come, .timeout = 60)
 {
-    char job_name[BXI_NAME_BYTES], command[128];
+    char job_name[BXI_NAME_BYTES];
     const int ranks[] = { 0, 2 };
     pid_t pids[2];
 
@@ -349,14 +347,10 @@ Test(shmstat_files, a_starting_job_names_the_ranks_that_have_not_come, .timeout 
         struct stat_run run = stat_run("ls %s 2>/dev/null", job_name);
         both = strstr(run.text, "starting     2/5") != NULL;
     }
-    snprintf(command, sizeof(command), "ls %s", job_name);
-    expect_said(command, job_name, "waits     ranks 1, 3, 4 have not come\n");
-    snprintf(command, sizeof(command), "ls %s --json", job_name);
-    expect_said(command, job_name, "\"missing_ranks\": [1, 3, 4]");
-    snprintf(command, sizeof(command), "show %s", job_name);
-    expect_said(command, job_name, "it is starting: ranks 1, 3, 4 have not come\n");
-    snprintf(command, sizeof(command), "why worker2 %s", job_name);
-    expect_said(command, job_name, "waits in bx_job_start: ranks 1, 3, 4 have not come.\n");
+    expect_said("ls", job_name, "waits     ranks 1, 3, 4 have not come\n");
+    expect_said("ls --json", job_name, "\"missing_ranks\": [1, 3, 4]");
+    expect_said("show", job_name, "it is starting: ranks 1, 3, 4 have not come\n");
+    expect_said("why worker2", job_name, "waits in bx_job_start: ranks 1, 3, 4 have not come.\n");
     for (int i = 0; i < 2; i++) {
         kill(pids[i], SIGKILL);
         cr_assert_eq(waitpid(pids[i], NULL, 0), pids[i]);

@@ -288,16 +288,15 @@ static void make_noise(int rank, uint64_t seed)
 
 Test(shmstat_gpu, noise_is_no_crash, .timeout = 120)
 {
-    static const char *const commands[] = { "gpu %s", "gpu %s --json", "show %s", "show %s --json",
-                                            "show %s --prometheus", "why caller %s", "check %s", "check %s --json" };
+    static const char *const commands[] = { "gpu", "gpu --json", "show", "show --json", "show --prometheus",
+                                            "why caller", "check", "check --json" };
 
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         make_call(false);
         for (int rank = 0; rank < 2; rank++)
             make_noise(rank, seed);
         for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
-            const char *mark = strchr(commands[i], '%');
-            struct stat_run run = stat_run("%.*s%s%s", (int)(mark - commands[i]), commands[i], plant.job, mark + 2);
+            struct stat_run run = stat_run("%s %s", commands[i], plant.job);
             bool is_check = strncmp(commands[i], "check", 5) == 0, is_json = strstr(commands[i], "--json") != NULL;
 
             cr_expect_eq(run.status, is_check, "seed %d: shmstat %s: status %d\n%.2000s", (int)seed, commands[i],

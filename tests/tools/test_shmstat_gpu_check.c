@@ -60,24 +60,25 @@ static const struct check_wrong wrongs[] = { WRONGS(CHECK_WRONG) };
 WRONGS_OF_THE_LIVING(CHECK_SPOILS)
 static const struct check_wrong wrongs_of_the_living[] = { WRONGS_OF_THE_LIVING(CHECK_WRONG) };
 
-Test(shmstat_gpu_check, names_each_invariant_that_is_broken, .timeout = 60, .fini = plant_remove)
+TestSuite(shmstat_gpu_check, .init = gpu_plant_make, .fini = plant_remove, .timeout = 20);
+
+Test(shmstat_gpu_check, names_each_invariant_that_is_broken, .timeout = 60)
 {
     check_each(gpu_plant_make, wrongs, COUNT_OF(wrongs), true);
 }
 
-Test(shmstat_gpu_check, names_each_that_a_dead_worker_breaks, .timeout = 60, .fini = plant_remove)
+Test(shmstat_gpu_check, names_each_that_a_dead_worker_breaks, .timeout = 60)
 {
     check_each(gpu_plant_make, wrongs, COUNT_OF(wrongs), false);
 }
 
-Test(shmstat_gpu_check, names_each_that_only_a_living_worker_breaks, .timeout = 60, .fini = plant_remove)
+Test(shmstat_gpu_check, names_each_that_only_a_living_worker_breaks, .timeout = 60)
 {
     check_each(gpu_plant_make, wrongs_of_the_living, COUNT_OF(wrongs_of_the_living), true);
 }
 
-Test(shmstat_gpu_check, prints_the_letter_of_the_list, .timeout = 20, .fini = plant_remove)
+Test(shmstat_gpu_check, prints_the_letter_of_the_list)
 {
-    gpu_plant_make();
     spoil_a_lane_that_is_poisoned();
 
     struct stat_run run = stat_run("check %s", plant.job);
@@ -100,16 +101,15 @@ Test(shmstat_gpu_check, prints_the_letter_of_the_list, .timeout = 20, .fini = pl
 CHANGES(CHECK_TURNS)
 static const struct check_change changes[] = { CHANGES(CHECK_CHANGE) };
 
-Test(shmstat_gpu_check, finds_words_that_shrink_or_change, .timeout = 120, .fini = plant_remove)
+Test(shmstat_gpu_check, finds_words_that_shrink_or_change, .timeout = 120)
 {
     check_changes(gpu_plant_make, changes, COUNT_OF(changes));
 }
 
 /* ---- What is right ----------------------------------------------------------------------------------- */
 
-Test(shmstat_gpu_check, accepts_what_a_kill_leaves, .timeout = 20, .fini = plant_remove)
+Test(shmstat_gpu_check, accepts_what_a_kill_leaves)
 {
-    gpu_plant_make();
     check_is_fine("a job at work");
     gpu_region(0)->slab[20].bytes = 5;
     memset(gpu_region(0)->slab[20].handle, 5, sizeof(gpu_region(0)->slab[20].handle));
@@ -133,7 +133,7 @@ Test(shmstat_gpu_check, accepts_what_a_kill_leaves, .timeout = 20, .fini = plant
 }
 
 /* It may have been stopped between the two halves of G2. */
-Test(shmstat_gpu_check, reports_nothing_about_a_stopped_borrower, .timeout = 20, .fini = plant_remove)
+Test(shmstat_gpu_check, reports_nothing_about_a_stopped_borrower)
 {
     int status = 0;
     pid_t pid = fork();
@@ -143,7 +143,6 @@ Test(shmstat_gpu_check, reports_nothing_about_a_stopped_borrower, .timeout = 20,
         for (;;)
             raise(SIGSTOP);
     cr_assert_eq(waitpid(pid, &status, WUNTRACED), pid);
-    gpu_plant_make();
     plant_control(1)->header.pid = (uint32_t)pid;
     spoil_a_slab_freed_while_it_is_open();
     check_is_fine("a borrower that is stopped");

@@ -330,6 +330,45 @@ struct bx_device device_begin(struct bx_job *job, uint32_t others)
     return device;
 }
 
+/* ---- Memory of other libraries ---------------------------------------------------------------- */
+
+static void count_end(struct bxi_dl_managed *self)
+{
+    bxi_add(&((struct device_foreign *)(void *)self)->ends, 1);
+}
+
+struct device_foreign device_foreign_at(uint64_t address, int64_t elements)
+{
+    return (struct device_foreign){
+        .managed = { .tensor = { .data = (void *)(uintptr_t)address, .device_type = BXI_DL_CUDA, .ndim = 1,
+                                 .dtype = { .code = 0, .bits = 32, .lanes = 1 } }, .deleter = count_end },
+        .shape = { elements },
+    };
+}
+
+struct device_foreign *device_make_foreign(struct bx_job *job, const char *allocator, int64_t elements)
+{
+    struct bxi_gpu_device *device = bxi_devices_of(job)->open[0].device;
+    unsigned (*allocate)(unsigned long long *address, size_t bytes, void *stream) = NULL;
+    struct device_foreign *foreign = calloc(1, sizeof *foreign);
+    void *symbol = dlsym(device->gpu->cu.library, allocator);
+    unsigned long long base = 0;
+
+    HARNESS_CHECK(foreign != NULL && symbol != NULL);
+    memcpy(&allocate, &symbol, sizeof symbol);
+    HARNESS_EQ(bxi_gpu_enter(device), 0);
+    HARNESS_EQ(allocate(&base, 1 << 20, (void *)1), CUDA_SUCCESS);
+    bxi_gpu_leave(device);
+    *foreign = device_foreign_at(base, elements);
+    return foreign;
+}
+
+int device_take(struct device_foreign *foreign, int64_t stream, struct bx_tensor **tensor)
+{
+    foreign->managed.tensor.shape = foreign->shape;
+    return bx_tensor_from_dlpack((struct DLManagedTensor *)(void *)&foreign->managed, stream, tensor);
+}
+
 /* ---- A worker that looks at what it borrows --------------------------------------------------- */
 
 /* i64 first, an i32 tensor, i64 first again. */

@@ -20,6 +20,7 @@
 
 #include "gpu/inside.h"
 #include "device/device.h"
+#include "lend/dlpack_abi.h"
 #include "rpc/rpc.h"
 
 enum device_driver { DEVICE_ANY, DEVICE_FAKE };
@@ -80,6 +81,17 @@ void device_await_pin(struct bx_job *job);      /* until one of this worker does
 void device_serves(struct bx_job *job);
 /* Opens device 0, and waits for so many posts to gate 0. */
 struct bx_device device_begin(struct bx_job *job, uint32_t others);
+
+/* Memory of another library, as a DLPack struct of i32 elements, whose deleter counts. */
+struct device_foreign {
+    struct bxi_dl_managed managed;
+    int64_t shape[1];
+    bxi_a32 ends;
+};
+struct device_foreign device_foreign_at(uint64_t address, int64_t elements);
+/* In memory of a function of the driver, such as "cuMemAlloc_v2". */
+struct device_foreign *device_make_foreign(struct bx_job *job, const char *allocator, int64_t elements);
+int device_take(struct device_foreign *foreign, int64_t stream, struct bx_tensor **tensor);
 
 /* A worker that looks at what it borrows: the setup of all workers, and a call that sends an i32 tensor, numbered from
  * `first`. The borrower checks it and leaves what it saw in these values (harness_load). */

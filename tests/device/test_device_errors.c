@@ -4,7 +4,6 @@
  * a process that forks with the GPU open. Memory of other libraries: test_device_foreign.c.
  */
 #include "device_fixture.h"
-#include "lend/dlpack_abi.h"
 #include "tests/gpu/fake_library.h"
 #include "tests/harness/memory.h"
 
@@ -39,12 +38,10 @@ Test(device_errors, returns_an_error_without_a_driver_and_works_on_without, .tim
 /* Of another library's tensor, which is refused before anybody looks at its memory. */
 static int take_foreign(int64_t stream)
 {
-    int64_t shape[1] = { 1 };
-    struct bxi_dl_managed managed = { .tensor = { .data = shape, .device_type = BXI_DL_CUDA, .ndim = 1, .shape = shape,
-                                                  .dtype = { .code = 0, .bits = 32, .lanes = 1 } } };
+    struct device_foreign foreign = device_foreign_at(4096, 1);
     struct bx_tensor *tensor = NULL;
 
-    return bx_tensor_from_dlpack((struct DLManagedTensor *)(void *)&managed, stream, &tensor);
+    return device_take(&foreign, stream, &tensor);
 }
 
 DEVICE_TEST(device_errors, fail_with_a_code_and_advice, 60, DEVICE_FAKE, .size = 2, .setup = device_setup)

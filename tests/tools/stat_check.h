@@ -34,8 +34,8 @@ struct check_change {
     }
 #define CHECK_CHANGE(invariant, what, ...) { #invariant, #what, turn_##what },
 
-/* Each of them, in a job made for it in the place of the one that is there, of living or of killed workers, is found with
- * its number, before any other. */
+/* Each of them, in a job made for it in the place of the one that is there, of living or of killed workers, is found
+ * with its number, before any other. */
 void check_each(void (*make)(void), const struct check_wrong *wrongs, size_t count, bool alive);
 /* While the word turns, nothing else is found, and in the end that. */
 void check_changes(void (*make)(void), const struct check_change *changes, size_t count);

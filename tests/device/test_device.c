@@ -312,12 +312,14 @@ DEVICE_TEST(device, takes_161_tensors_and_thousands_in_one_message, 120, DEVICE_
     free(tensors);
 }
 
-/* Device, host, empty device, host, and bytes after them. */
+/* Device, host, empty device, host, device, and bytes after them. */
+#define MIXED 5
+
 HARNESS_HANDLER(mixed)
 {
-    struct bx_tensor *tensors[4];
+    struct bx_tensor *tensors[MIXED];
 
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < MIXED; i++)
         HARNESS_CHECK((tensors[i] = bx_read_tensor(args)) != NULL);
     HARNESS_EQ(bx_read_i64(args), 77);
     HARNESS_EQ(args->bytes - args->pos, 0);
@@ -325,7 +327,9 @@ HARNESS_HANDLER(mixed)
     HARNESS_EQ(bx_tensor_device(tensors[1]).kind, BX_CPU);
     HARNESS_EQ(bx_tensor_device(tensors[2]).kind, BX_CUDA);
     HARNESS_EQ(bx_tensor_device(tensors[3]).kind, BX_CPU);
+    HARNESS_EQ(bx_tensor_device(tensors[4]).kind, BX_CUDA);
     HARNESS_EQ(device_wrong(tensors[0], 9), 0);
+    HARNESS_EQ(device_wrong(tensors[4], 3), 0);
     HARNESS_EQ(((const int32_t *)bx_tensor_data(tensors[1]))[1], 41);
     HARNESS_EQ(bx_tensor_elements(tensors[2]), 0);
     HARNESS_EQ(bx_tensor_dim(tensors[2], 1), 7);
@@ -340,27 +344,40 @@ static int setup_mixed(struct bx_job *job)
     return bx_register(job, "mixed", BX_INLINE, mixed, NULL);
 }
 
-DEVICE_TEST(device, is_sent_beside_host_tensors_and_empty_ones, 60, DEVICE_ANY, .size = 2, .setup = setup_mixed,
-            .body = { [1] = device_serves })
+static void sends_mixed(struct bx_job *job)
 {
     struct bx_device device = device_begin(job, 1);
-    struct bx_tensor *tensors[4] = { device_numbers(job, device, 100, 9) };
+    struct bx_tensor *tensors[MIXED] = { device_numbers(job, device, 100, 9) };
 
     HARNESS_EQ(bx_tensor_create(job, BX_I32, 1, (int64_t[]){ 2 }, &tensors[1]), 0);
     HARNESS_EQ(bx_tensor_create_on(job, device, BX_F64, 2, (int64_t[]){ 0, 7 }, &tensors[2]), 0);
     HARNESS_EQ(bx_tensor_create(NULL, BX_I32, 1, (int64_t[]){ 1 }, &tensors[3]), 0);
+    tensors[4] = device_numbers(job, device, 5000, 3);
     ((int32_t *)bx_tensor_data_mut(tensors[1]))[1] = 41;
     ((int32_t *)bx_tensor_data_mut(tensors[3]))[0] = 42;
     for (int to = 0; to < 2; to++) {
         struct bx_msg *msg = harness_msg_i64(77);
 
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < MIXED; i++)
             HARNESS_EQ(bx_msg_put_tensor(msg, tensors[i]), 0);
         harness_call(job, bx_worker_name(job, to), "mixed", msg);
     }
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < MIXED; i++)
         bx_tensor_release(tensors[i]);
 }
+
+DEVICE_WORLD(device, is_sent_beside_host_tensors_and_empty_ones, 60, DEVICE_ANY, .size = 2, .setup = setup_mixed,
+             .body = { sends_mixed, device_serves });
+
+static void has_the_other_device(struct bx_job *job)
+{
+    device_open(job, 1);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+DEVICE_WORLD(device, is_staged_beside_host_tensors_and_empty_ones, 60, DEVICE_FAKE, .size = 2, .setup = setup_mixed,
+             .body = { sends_mixed, has_the_other_device }, .env = { "FAKE_CUDA_NO_PEER=all" });
 
 /* ---- Nothing is copied ------------------------------------------------------------------------ */
 
@@ -507,50 +524,3 @@ DEVICE_TEST(device, copies_views_through_the_host, 60, DEVICE_ANY, .size = 2, .s
     copy_views(job, device, 2, 300001);         /* more than one piece, and parts of pieces */
     copy_views(job, device, 300001, 2);
 }
-
-/* ---- Host memory, and device memory that is staged, in one message ------------------------------------------- */
-
-HARNESS_HANDLER(take_both)
-{
-    (void)request;
-    for (int i = 0; i < 4; i++) {
-        struct bx_tensor *tensor = bx_read_tensor(args);
-
-        HARNESS_EQ(bx_tensor_device(tensor).kind, i % 2 == 0 ? BX_CPU : BX_CUDA);
-        HARNESS_EQ(device_wrong(tensor, i), 0);
-    }
-    return 0;
-}
-
-static int setup_both(struct bx_job *job)
-{
-    return HARNESS_REGISTER(job, HARNESS_BLOCKING("take_both", take_both));
-}
-
-static void has_the_other_device(struct bx_job *job)
-{
-    device_open(job, 1);
-    harness_post(OPEN);
-    HARNESS_EQ(bx_job_serve(job), 0);
-}
-
-static void sends_both(struct bx_job *job)
-{
-    struct bx_device device = device_open(job, 0);
-    OWN(msg) *args = bx_msg_create(0);
-
-    harness_await(OPEN, 1);
-    for (int i = 0; i < 4; i++) {
-        OWN(tensor) *tensor = NULL;
-
-        HARNESS_EQ(bx_tensor_create_on(job, i % 2 == 0 ? (struct bx_device){ BX_CPU, 0 } : device, BX_I32, 1,
-                                       (int64_t[]){ 5000 }, &tensor), 0);
-        device_put_numbers(tensor, i);
-        HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
-    }
-    HARNESS_EQ(bx_rpc_sync(job, "worker0", "take_both", args, NULL, NULL), 0);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "take_both", args, NULL, NULL), 0);
-}
-
-DEVICE_WORLD(device, memory_that_is_staged_and_memory_of_the_host_go_in_one_message, 60, DEVICE_FAKE, .size = 2,
-             .setup = setup_both, .body = { sends_both, has_the_other_device }, .env = { "FAKE_CUDA_NO_PEER=all" });

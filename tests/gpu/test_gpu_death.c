@@ -180,52 +180,6 @@ Test(gpu_death, of_an_owner_returns_an_error_if_its_words_cannot_be_poisoned)
     owner_dies_beside(survivor_that_cannot_write, BXI_GPU_HOST_WORDS);
 }
 
-/* The owner is killed while it waits for the borrower to close; the borrower closes nevertheless. */
-static void owner_dies_retiring(void)
-{
-    struct bxi_gpu_block *block;
-
-    gpu_start_pair(0);
-    block = gpu_block(BYTES);
-    GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
-    gpu_post(LENT);
-    gpu_await(HELD, 1);
-    bxi_gpu_free(block);
-    GPU_EQ(bxi_gpu_trim(gpu_device), 1);
-    GPU_EQ(bxi_gpu_poll(gpu), 1);
-    gpu_post(LENT);
-    gpu_wait_for_the_end();
-}
-
-static void borrower_of_retiring(void)
-{
-    struct bxi_gpu_map *map;
-
-    gpu_start_pair(1);
-    gpu_await(LENT, 1);
-    (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
-    gpu_post(HELD);
-    gpu_await(KILLED, 1);
-    GPU_EQ(bxi_gpu_peer_died(gpu_peer[0], gpu_shared->region[0].word), 0);
-    bxi_gpu_map_put(map);
-    gpu_poll_until_nothing_is_left();
-    GPU_EQ(gpu_counters().maps, 0);
-    gpu_end();
-}
-
-Test(gpu_death, of_an_owner_that_was_retiring_a_slab)
-{
-    gpu_world(GPU_ANY);
-    gpu_order = BXI_GPU_EVENTS;
-    gpu_fork(0, owner_dies_retiring);
-    gpu_fork(1, borrower_of_retiring);
-    gpu_await(LENT, 2);
-    gpu_kill(0);
-    gpu_post(KILLED);
-    gpu_join(1);
-    gpu_check_machine();
-}
-
 /* ---- The borrower dies ----------------------------------------------------------------------- */
 
 /* Has the slab open and work of its own that never ends; or has only stored its hold and not opened the slab. */

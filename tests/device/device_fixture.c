@@ -185,6 +185,14 @@ struct bx_msg *device_msg(struct bx_tensor *tensor, int64_t value)
     return msg;
 }
 
+void device_send(struct bx_job *job, const char *function, struct bx_tensor *tensor)
+{
+    OWN(msg) *args = bx_msg_create(0);
+
+    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", function, args, NULL, NULL), 0);
+}
+
 uint64_t device_copied(const struct bx_job *job)
 {
     return harness_counter(job, "tensor_bytes_copied") + harness_counter(job, "gpu_copied_bytes") +
@@ -282,16 +290,83 @@ void device_open_gate(uint64_t *gate)
     __atomic_store_n(gate, 1, __ATOMIC_RELEASE);
 }
 
-int device_pins(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+static uint32_t pins_of(struct bx_job *job)
 {
-    struct bxi_devices *devices = bxi_devices_of(bx_request_job(request));
+    struct bxi_devices *devices = bxi_devices_of(job);
     uint32_t count;
 
-    (void)args, (void)context;
     pthread_mutex_lock(&devices->lock);
     count = devices->pins;
     pthread_mutex_unlock(&devices->lock);
-    return bx_msg_put_i64(reply, count);
+    return count;
+}
+
+int device_pins(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)context;
+    return bx_msg_put_i64(reply, pins_of(bx_request_job(request)));
+}
+
+void device_await_pin(struct bx_job *job)
+{
+    while (pins_of(job) == 0)
+        ;
+}
+
+/* ---- Bodies ----------------------------------------------------------------------------------- */
+
+void device_serves(struct bx_job *job)
+{
+    device_open(job, 0);
+    harness_post(0);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+struct bx_device device_begin(struct bx_job *job, uint32_t others)
+{
+    struct bx_device device = device_open(job, 0);
+
+    harness_await(0, others);
+    return device;
+}
+
+/* ---- Memory of other libraries ---------------------------------------------------------------- */
+
+static void count_end(struct bxi_dl_managed *self)
+{
+    bxi_add(&((struct device_foreign *)(void *)self)->ends, 1);
+}
+
+struct device_foreign device_foreign_at(uint64_t address, int64_t elements)
+{
+    return (struct device_foreign){
+        .managed = { .tensor = { .data = (void *)(uintptr_t)address, .device_type = BXI_DL_CUDA, .ndim = 1,
+                                 .dtype = { .code = 0, .bits = 32, .lanes = 1 } }, .deleter = count_end },
+        .shape = { elements },
+    };
+}
+
+struct device_foreign *device_make_foreign(struct bx_job *job, const char *allocator, int64_t elements)
+{
+    struct bxi_gpu_device *device = bxi_devices_of(job)->open[0].device;
+    unsigned (*allocate)(unsigned long long *address, size_t bytes, void *stream) = NULL;
+    struct device_foreign *foreign = calloc(1, sizeof *foreign);
+    void *symbol = dlsym(device->gpu->cu.library, allocator);
+    unsigned long long base = 0;
+
+    HARNESS_CHECK(foreign != NULL && symbol != NULL);
+    memcpy(&allocate, &symbol, sizeof symbol);
+    HARNESS_EQ(bxi_gpu_enter(device), 0);
+    HARNESS_EQ(allocate(&base, 1 << 20, (void *)1), CUDA_SUCCESS);
+    bxi_gpu_leave(device);
+    *foreign = device_foreign_at(base, elements);
+    return foreign;
+}
+
+int device_take(struct device_foreign *foreign, int64_t stream, struct bx_tensor **tensor)
+{
+    foreign->managed.tensor.shape = foreign->shape;
+    return bx_tensor_from_dlpack((struct DLManagedTensor *)(void *)&foreign->managed, stream, tensor);
 }
 
 /* ---- A worker that looks at what it borrows --------------------------------------------------- */

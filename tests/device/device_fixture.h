@@ -20,6 +20,7 @@
 
 #include "gpu/inside.h"
 #include "device/device.h"
+#include "lend/dlpack_abi.h"
 #include "rpc/rpc.h"
 
 enum device_driver { DEVICE_ANY, DEVICE_FAKE };
@@ -59,6 +60,8 @@ void device_put_numbers(struct bx_tensor *tensor, int32_t first);       /* from 
 /* How many elements of an i32 tensor, in the order of memory, are not numbered from `first`. */
 int64_t device_wrong(struct bx_tensor *tensor, int32_t first);
 struct bx_msg *device_msg(struct bx_tensor *tensor, int64_t value);     /* the i64 first */
+/* Calls a function of worker 1 with it. */
+void device_send(struct bx_job *job, const char *function, struct bx_tensor *tensor);
 uint64_t device_copied(const struct bx_job *job);                       /* bytes, the sum of all counters of copies */
 
 /* Work that the library does not know of, on a stream of the test's own. */
@@ -72,6 +75,23 @@ void device_open_gate(uint64_t *gate);
 
 /* A handler: how many of this worker's threads wait for a GPU. */
 int device_pins(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
+void device_await_pin(struct bx_job *job);      /* until one of this worker does */
+
+/* A body: opens device 0, posts gate 0 and serves until another worker shuts down. */
+void device_serves(struct bx_job *job);
+/* Opens device 0, and waits for so many posts to gate 0. */
+struct bx_device device_begin(struct bx_job *job, uint32_t others);
+
+/* Memory of another library, as a DLPack struct of i32 elements, whose deleter counts. */
+struct device_foreign {
+    struct bxi_dl_managed managed;
+    int64_t shape[1];
+    bxi_a32 ends;
+};
+struct device_foreign device_foreign_at(uint64_t address, int64_t elements);
+/* In memory of a function of the driver, such as "cuMemAlloc_v2". */
+struct device_foreign *device_make_foreign(struct bx_job *job, const char *allocator, int64_t elements);
+int device_take(struct device_foreign *foreign, int64_t stream, struct bx_tensor **tensor);
 
 /* A worker that looks at what it borrows: the setup of all workers, and a call that sends an i32 tensor, numbered from
  * `first`. The borrower checks it and leaves what it saw in these values (harness_load). */

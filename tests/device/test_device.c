@@ -112,27 +112,11 @@ static int setup(struct bx_job *job)
 
 /* ---- Workers --------------------------------------------------------------------------------- */
 
-/* Serves, with a GPU. */
-static void reader(struct bx_job *job)
-{
-    device_open(job, 0);
-    harness_post(OPEN);
-    HARNESS_EQ(bx_job_serve(job), 0);
-}
-
-static struct bx_device start(struct bx_job *job, uint32_t readers)
-{
-    struct bx_device device = device_open(job, 0);
-
-    harness_await(OPEN, readers);
-    return device;
-}
-
 DEVICE_TEST(device, arrives_at_each_kind_of_handler_and_at_its_owner, 60, DEVICE_ANY, .size = 2, .setup = setup,
-            .body = { [1] = reader })
+            .body = { [1] = device_serves })
 {
     static const char *const kinds[] = { "inline", "blocking", "async", "batch" };
-    struct bx_device device = start(job, 1);
+    struct bx_device device = device_begin(job, 1);
     OWN(tensor) *tensor = device_numbers(job, device, COUNT, 5);
 
     HARNESS_EQ(device.kind, BX_CUDA);
@@ -151,12 +135,12 @@ DEVICE_TEST(device, arrives_at_each_kind_of_handler_and_at_its_owner, 60, DEVICE
 }
 
 DEVICE_TEST(device, comes_back_in_a_reply_and_outlives_it, 60, DEVICE_ANY, .size = 2, .setup = setup,
-            .body = { [1] = reader })
+            .body = { [1] = device_serves })
 {
     struct bx_msg *args[3], *reply = NULL;
     struct bx_tensor *kept[3];
 
-    start(job, 1);
+    device_begin(job, 1);
     for (int i = 0; i < 3; i++) {
         struct bx_reader in;
 
@@ -206,9 +190,9 @@ static int setup_objects(struct bx_job *job)
 }
 
 DEVICE_TEST(device, goes_to_objects_and_beside_references_both_ways, 60, DEVICE_ANY, .size = 2, .setup = setup_objects,
-            .body = { [1] = reader })
+            .body = { [1] = device_serves })
 {
-    OWN(tensor) *tensor = device_numbers(job, start(job, 1), COUNT, 5);
+    OWN(tensor) *tensor = device_numbers(job, device_begin(job, 1), COUNT, 5);
 
     for (int to = 0; to < 2; to++) {
         OWN(msg) *args = device_msg(tensor, 5), *looked = NULL, *exchanged = NULL;
@@ -270,9 +254,9 @@ static void expect_view(struct bx_job *job, struct bx_tensor *view, int64_t firs
 }
 
 DEVICE_TEST(device, keeps_shape_strides_and_offset_of_views, 60, DEVICE_ANY, .size = 2, .setup = setup_views,
-            .body = { [1] = reader })
+            .body = { [1] = device_serves })
 {
-    struct bx_device device = start(job, 1);
+    struct bx_device device = device_begin(job, 1);
     OWN(tensor) *flat = device_numbers(job, device, 60, 0), *cube = NULL;
     struct bx_tensor *view = NULL;
 
@@ -295,10 +279,10 @@ DEVICE_TEST(device, keeps_shape_strides_and_offset_of_views, 60, DEVICE_ANY, .si
 /* ---- Messages of many ------------------------------------------------------------------------- */
 
 DEVICE_TEST(device, takes_161_tensors_and_thousands_in_one_message, 120, DEVICE_ANY, .size = 2, .setup = setup,
-            .body = { NULL, reader }, .env = { "FAKE_CUDA_DELAY_US=0" })
+            .body = { NULL, device_serves }, .env = { "FAKE_CUDA_DELAY_US=0" })
 {
     enum { ALL = 3000, SOME = 161 };
-    struct bx_device device = start(job, 1);
+    struct bx_device device = device_begin(job, 1);
     struct bx_tensor **tensors = calloc(ALL, sizeof *tensors);
 
     HARNESS_CHECK(tensors != NULL);
@@ -328,12 +312,14 @@ DEVICE_TEST(device, takes_161_tensors_and_thousands_in_one_message, 120, DEVICE_
     free(tensors);
 }
 
-/* Device, host, empty device, host, and bytes after them. */
+/* Device, host, empty device, host, device, and bytes after them. */
+#define MIXED 5
+
 HARNESS_HANDLER(mixed)
 {
-    struct bx_tensor *tensors[4];
+    struct bx_tensor *tensors[MIXED];
 
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < MIXED; i++)
         HARNESS_CHECK((tensors[i] = bx_read_tensor(args)) != NULL);
     HARNESS_EQ(bx_read_i64(args), 77);
     HARNESS_EQ(args->bytes - args->pos, 0);
@@ -341,7 +327,9 @@ HARNESS_HANDLER(mixed)
     HARNESS_EQ(bx_tensor_device(tensors[1]).kind, BX_CPU);
     HARNESS_EQ(bx_tensor_device(tensors[2]).kind, BX_CUDA);
     HARNESS_EQ(bx_tensor_device(tensors[3]).kind, BX_CPU);
+    HARNESS_EQ(bx_tensor_device(tensors[4]).kind, BX_CUDA);
     HARNESS_EQ(device_wrong(tensors[0], 9), 0);
+    HARNESS_EQ(device_wrong(tensors[4], 3), 0);
     HARNESS_EQ(((const int32_t *)bx_tensor_data(tensors[1]))[1], 41);
     HARNESS_EQ(bx_tensor_elements(tensors[2]), 0);
     HARNESS_EQ(bx_tensor_dim(tensors[2], 1), 7);
@@ -356,35 +344,48 @@ static int setup_mixed(struct bx_job *job)
     return bx_register(job, "mixed", BX_INLINE, mixed, NULL);
 }
 
-DEVICE_TEST(device, is_sent_beside_host_tensors_and_empty_ones, 60, DEVICE_ANY, .size = 2, .setup = setup_mixed,
-            .body = { [1] = reader })
+static void sends_mixed(struct bx_job *job)
 {
-    struct bx_device device = start(job, 1);
-    struct bx_tensor *tensors[4] = { device_numbers(job, device, 100, 9) };
+    struct bx_device device = device_begin(job, 1);
+    struct bx_tensor *tensors[MIXED] = { device_numbers(job, device, 100, 9) };
 
     HARNESS_EQ(bx_tensor_create(job, BX_I32, 1, (int64_t[]){ 2 }, &tensors[1]), 0);
     HARNESS_EQ(bx_tensor_create_on(job, device, BX_F64, 2, (int64_t[]){ 0, 7 }, &tensors[2]), 0);
     HARNESS_EQ(bx_tensor_create(NULL, BX_I32, 1, (int64_t[]){ 1 }, &tensors[3]), 0);
+    tensors[4] = device_numbers(job, device, 5000, 3);
     ((int32_t *)bx_tensor_data_mut(tensors[1]))[1] = 41;
     ((int32_t *)bx_tensor_data_mut(tensors[3]))[0] = 42;
     for (int to = 0; to < 2; to++) {
         struct bx_msg *msg = harness_msg_i64(77);
 
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < MIXED; i++)
             HARNESS_EQ(bx_msg_put_tensor(msg, tensors[i]), 0);
         harness_call(job, bx_worker_name(job, to), "mixed", msg);
     }
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < MIXED; i++)
         bx_tensor_release(tensors[i]);
 }
+
+DEVICE_WORLD(device, is_sent_beside_host_tensors_and_empty_ones, 60, DEVICE_ANY, .size = 2, .setup = setup_mixed,
+             .body = { sends_mixed, device_serves });
+
+static void has_the_other_device(struct bx_job *job)
+{
+    device_open(job, 1);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+DEVICE_WORLD(device, is_staged_beside_host_tensors_and_empty_ones, 60, DEVICE_FAKE, .size = 2, .setup = setup_mixed,
+             .body = { sends_mixed, has_the_other_device }, .env = { "FAKE_CUDA_NO_PEER=all" });
 
 /* ---- Nothing is copied ------------------------------------------------------------------------ */
 
 DEVICE_TEST(device, copies_nothing_and_blocks_no_thread, 60,
             (fake_skip_without_words("with events hosts wait"), DEVICE_ANY), .size = 2, .setup = setup,
-            .body = { NULL, reader })
+            .body = { NULL, device_serves })
 {
-    struct bx_device device = start(job, 1);
+    struct bx_device device = device_begin(job, 1);
     OWN(tensor) *tensor = device_numbers(job, device, COUNT, 5);
     uint64_t copied, synchronises, theirs[3];
 
@@ -415,9 +416,9 @@ DEVICE_TEST(device, copies_nothing_and_blocks_no_thread, 60,
 }
 
 /* The counters that inspectors read are written when they have changed, and not with each tensor. */
-DEVICE_TEST(device, counts_what_has_changed, 60, DEVICE_ANY, .size = 2, .setup = setup, .body = { [1] = reader })
+DEVICE_TEST(device, counts_what_has_changed, 60, DEVICE_ANY, .size = 2, .setup = setup, .body = { [1] = device_serves })
 {
-    struct bx_device device = start(job, 1);
+    struct bx_device device = device_begin(job, 1);
     OWN(tensor) *tensor = device_numbers(job, device, COUNT, 5);
     uint64_t marks = harness_counter(job, "gpu_marks");
 
@@ -429,9 +430,9 @@ DEVICE_TEST(device, counts_what_has_changed, 60, DEVICE_ANY, .size = 2, .setup =
 }
 
 DEVICE_TEST(device, copies_a_forwarded_tensor_on_the_device, 60, DEVICE_ANY, .size = 2, .setup = setup,
-            .body = { [1] = reader })
+            .body = { [1] = device_serves })
 {
-    struct bx_device device = start(job, 1);
+    struct bx_device device = device_begin(job, 1);
     struct bx_tensor *tensor = device_numbers(job, device, COUNT, 5), *copy = NULL;
     struct bx_msg *args = device_msg(tensor, 5), *reply = NULL;
     struct bx_reader in;
@@ -511,9 +512,10 @@ static void copy_views(struct bx_job *job, struct bx_device device, int64_t rows
     bx_tensor_release(matrix);
 }
 
-DEVICE_TEST(device, copies_views_through_the_host, 60, DEVICE_ANY, .size = 2, .setup = setup, .body = { [1] = reader })
+DEVICE_TEST(device, copies_views_through_the_host, 60, DEVICE_ANY, .size = 2, .setup = setup,
+            .body = { [1] = device_serves })
 {
-    struct bx_device device = start(job, 1);
+    struct bx_device device = device_begin(job, 1);
     uint64_t staged = harness_counter(job, "gpu_staged_bytes");
 
     copy_views(job, device, 3, 5);
@@ -522,50 +524,3 @@ DEVICE_TEST(device, copies_views_through_the_host, 60, DEVICE_ANY, .size = 2, .s
     copy_views(job, device, 2, 300001);         /* more than one piece, and parts of pieces */
     copy_views(job, device, 300001, 2);
 }
-
-/* ---- Host memory, and device memory that is staged, in one message ------------------------------------------- */
-
-HARNESS_HANDLER(take_both)
-{
-    (void)request;
-    for (int i = 0; i < 4; i++) {
-        struct bx_tensor *tensor = bx_read_tensor(args);
-
-        HARNESS_EQ(bx_tensor_device(tensor).kind, i % 2 == 0 ? BX_CPU : BX_CUDA);
-        HARNESS_EQ(device_wrong(tensor, i), 0);
-    }
-    return 0;
-}
-
-static int setup_both(struct bx_job *job)
-{
-    return HARNESS_REGISTER(job, HARNESS_BLOCKING("take_both", take_both));
-}
-
-static void has_the_other_device(struct bx_job *job)
-{
-    device_open(job, 1);
-    harness_post(OPEN);
-    HARNESS_EQ(bx_job_serve(job), 0);
-}
-
-static void sends_both(struct bx_job *job)
-{
-    struct bx_device device = device_open(job, 0);
-    OWN(msg) *args = bx_msg_create(0);
-
-    harness_await(OPEN, 1);
-    for (int i = 0; i < 4; i++) {
-        OWN(tensor) *tensor = NULL;
-
-        HARNESS_EQ(bx_tensor_create_on(job, i % 2 == 0 ? (struct bx_device){ BX_CPU, 0 } : device, BX_I32, 1,
-                                       (int64_t[]){ 5000 }, &tensor), 0);
-        device_put_numbers(tensor, i);
-        HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
-    }
-    HARNESS_EQ(bx_rpc_sync(job, "worker0", "take_both", args, NULL, NULL), 0);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "take_both", args, NULL, NULL), 0);
-}
-
-DEVICE_WORLD(device, memory_that_is_staged_and_memory_of_the_host_go_in_one_message, 60, DEVICE_FAKE, .size = 2,
-             .setup = setup_both, .body = { sends_both, has_the_other_device }, .env = { "FAKE_CUDA_NO_PEER=all" });

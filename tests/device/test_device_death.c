@@ -39,14 +39,6 @@ static int setup(struct bx_job *job)
     return 0;
 }
 
-static void send(struct bx_job *job, struct bx_tensor *tensor)
-{
-    OWN(msg) *args = bx_msg_create(0);
-
-    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
-}
-
 /* ---- The owner dies ---------------------------------------------------------------------------- */
 
 /* Lends one tensor that is written and one that never is, and dies while worker 1 waits for the latter. */
@@ -55,37 +47,18 @@ static void dies_owing(struct bx_job *job)
     struct bx_device device = device_open(job, 0);
     struct bx_tensor *written = device_numbers(job, device, COUNT, 7), *unwritten = device_tensor(job, device, COUNT);
     void *stream = device_stream(job, device);
-    struct bx_msg *reply = NULL;
-    struct bx_reader in;
 
     device_wait(job, bx_gpu_stream(job, device));
     harness_await(OPEN, 1);
     device_gate(job, stream);
     HARNESS_EQ(bx_tensor_written_on(unwritten, stream), 0);
-    send(job, written);
-    send(job, unwritten);
+    device_send(job, "keep", written);
+    device_send(job, "keep", unwritten);
     harness_await(STARTED, 1);
-    while (harness_gate(BLOCKED) == 0) {
-        HARNESS_EQ(bx_rpc_sync(job, "worker1", "pins", NULL, NULL, &reply), 0);
-        in = bx_msg_reader(reply);
-        if (bx_read_i64(&in) > 0)
+    while (harness_gate(BLOCKED) == 0)
+        if (harness_call_i64(job, "worker1", "pins", 0) > 0)
             harness_post(BLOCKED);
-        bx_msg_destroy(reply);
-    }
     kill(getpid(), SIGKILL);
-}
-
-/* Until a thread is in a call that waits. */
-static void await_pins(struct bx_job *job)
-{
-    struct bxi_devices *devices = bxi_devices_of(job);
-    uint32_t pins = 0;
-
-    while (pins == 0) {
-        pthread_mutex_lock(&devices->lock);
-        pins = devices->pins;
-        pthread_mutex_unlock(&devices->lock);
-    }
 }
 
 static struct bx_device borrow(struct bx_job *job)
@@ -207,7 +180,7 @@ static void released_copy_fails(struct bx_job *job)
     borrow(job);
     HARNESS_EQ(bx_tensor_create(job, BX_I32, 1, (int64_t[]){ COUNT }, &copy.to), 0);
     HARNESS_EQ(pthread_create(&thread, NULL, copy_unwritten, &copy), 0);
-    await_pins(job);
+    device_await_pin(job);
     bxi_devices_peer_release(job, job->lend->peers[0]);
     HARNESS_EQ(pthread_join(thread, NULL), 0);
     HARNESS_EQ(copy.rc, BX_E_PEER_DEAD);
@@ -240,7 +213,7 @@ static void handler_is_ended(struct bx_job *job)
 {
     device_open(job, 0);
     harness_post(OPEN);
-    await_pins(job);
+    device_await_pin(job);
     harness_post(BLOCKED);
     while (bxi_load_acquire(&taken) == 0)
         sched_yield();
@@ -297,8 +270,8 @@ DEVICE_TEST(device_death, releases_streams_that_wait_for_a_worker_that_was_cut_o
     harness_await(OPEN, 1);
     device_gate(job, stream);
     HARNESS_EQ(bx_tensor_written_on(tensor, stream), 0);
-    send(job, tensor);
-    send(job, tensor);
+    device_send(job, "keep", tensor);
+    device_send(job, "keep", tensor);
     harness_await(STARTED, 1);
     /* Invalid data: worker 1 cuts it off; it lives until that has been checked. */
     bxi_store_release(&job->control->header.state, 77);
@@ -330,8 +303,8 @@ DEVICE_TEST(device_death, takes_everything_back_from_a_dead_borrower, 60, DEVICE
     struct bx_loans loans = { 0 };
 
     harness_await(OPEN, 1);
-    send(job, first);
-    send(job, second);
+    device_send(job, "keep", first);
+    device_send(job, "keep", second);
     bx_tensor_release(first);
     bx_tensor_release(second);
     harness_await(STARTED, 1);
@@ -353,8 +326,6 @@ DEVICE_TEST(device_death, takes_everything_back_from_a_dead_borrower, 60, DEVICE
 
 /* ---- The owner is stopped ---------------------------------------------------------------------- */
 
-static bxi_a32 *owner_pid;
-
 /* Lends a tensor that is never written, and stops. */
 static void stops_owing(struct bx_job *job)
 {
@@ -362,11 +333,10 @@ static void stops_owing(struct bx_job *job)
     struct bx_tensor *unwritten = device_tensor(job, device, COUNT);
     void *stream = device_stream(job, device);
 
-    bxi_store_release(owner_pid, (uint32_t)getpid());
     harness_await(OPEN, 1);
     device_gate(job, stream);
     HARNESS_EQ(bx_tensor_written_on(unwritten, stream), 0);
-    send(job, unwritten);
+    device_send(job, "keep", unwritten);
     harness_await(STARTED, 1);
     kill(getpid(), SIGSTOP);
 }
@@ -387,18 +357,12 @@ static void leaves_in_time(struct bx_job *job)
     HARNESS_EQ(bx_job_shutdown(job, 500000000), BX_E_TIMEOUT);
     bx_job_destroy(job);
     HARNESS_CHECK(bxi_now_ns() - begin_ns < UINT64_C(15000000000));
-    harness_kill((pid_t)bxi_load_acquire(owner_pid), SIGKILL);
+    harness_signal(0, SIGKILL);
 }
 
-Test(device_death, is_not_needed_to_leave_beside_a_stopped_owner, .timeout = 60)
-{
-    device_world(DEVICE_FAKE);
-    fake_skip_without_words("with events the host waits, no stream does");
-    owner_pid = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    HARNESS_CHECK(owner_pid != MAP_FAILED);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
-               .body = { stops_owing, leaves_in_time } });
-}
+DEVICE_WORLD(device_death, is_not_needed_to_leave_beside_a_stopped_owner, 60,
+             (fake_skip_without_words("with events the host waits, no stream does"), DEVICE_FAKE), .size = 2,
+             .setup = setup, .dies = 1, .body = { stops_owing, leaves_in_time });
 
 static void *copies(void *to)
 {
@@ -406,36 +370,37 @@ static void *copies(void *to)
     return to;
 }
 
-/* The thread is still in its copy when the process ends. */
-static void leaves_a_thread_behind(struct bx_job *job)
+/* A thread that is in its copy to memory of the arena or not, which waits for the owner. */
+static pthread_t begin_copy(struct bx_job *job, struct bx_job *memory)
 {
     struct bx_tensor *host = NULL;
-    struct bx_device device = device_open(job, 0);
-    uint64_t begin_ns;
     pthread_t thread;
 
     harness_leaves_by_itself();
-    (void)device;
+    device_open(job, 0);
     harness_post(OPEN);
     harness_await(KEPT, 1);
-    HARNESS_EQ(bx_tensor_create(job, BX_I32, 1, (int64_t[]){ COUNT }, &host), 0);
+    HARNESS_EQ(bx_tensor_create(memory, BX_I32, 1, (int64_t[]){ COUNT }, &host), 0);
     HARNESS_EQ(pthread_create(&thread, NULL, copies, host), 0);
-    await_pins(job);
+    device_await_pin(job);
     harness_post(STARTED);
+    return thread;
+}
+
+/* The thread is still in its copy when the process ends. */
+static void leaves_a_thread_behind(struct bx_job *job)
+{
+    uint64_t begin_ns;
+
+    begin_copy(job, job);
     begin_ns = bxi_now_ns();
     HARNESS_EQ(bx_job_shutdown(job, 500000000), BX_E_TIMEOUT);
     HARNESS_CHECK(bxi_now_ns() - begin_ns < UINT64_C(15000000000));
-    harness_kill((pid_t)bxi_load_acquire(owner_pid), SIGKILL);
+    harness_signal(0, SIGKILL);
 }
 
-Test(device_death, is_not_needed_to_leave_while_a_thread_waits_for_a_stopped_owner, .timeout = 60)
-{
-    device_world(DEVICE_FAKE);
-    owner_pid = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    HARNESS_CHECK(owner_pid != MAP_FAILED);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
-               .body = { stops_owing, leaves_a_thread_behind } });
-}
+DEVICE_WORLD(device_death, is_not_needed_to_leave_while_a_thread_waits_for_a_stopped_owner, 60, DEVICE_FAKE,
+             .size = 2, .setup = setup, .dies = 1, .body = { stops_owing, leaves_a_thread_behind });
 
 /* As stops_owing, and writes the tensor when it goes on. */
 static void goes_on(struct bx_job *job)
@@ -446,11 +411,10 @@ static void goes_on(struct bx_job *job)
     uint64_t *gate;
 
     harness_leaves_by_itself();
-    bxi_store_release(owner_pid, (uint32_t)getpid());
     harness_await(OPEN, 1);
     gate = device_gate(job, stream);
     HARNESS_EQ(bx_tensor_written_on(late, stream), 0);
-    send(job, late);
+    device_send(job, "keep", late);
     harness_await(STARTED, 1);
     kill(getpid(), SIGSTOP);
     device_open_gate(gate);
@@ -462,30 +426,15 @@ static void goes_on(struct bx_job *job)
 /* The thread's copy ends when the job has been destroyed. */
 static void is_destroyed_before_a_thread_comes_back(struct bx_job *job)
 {
-    struct bx_tensor *host = NULL;
-    pthread_t thread;
+    pthread_t thread = begin_copy(job, NULL);
 
-    harness_leaves_by_itself();
-    (void)device_open(job, 0);
-    harness_post(OPEN);
-    harness_await(KEPT, 1);
-    HARNESS_EQ(bx_tensor_create(NULL, BX_I32, 1, (int64_t[]){ COUNT }, &host), 0);
-    HARNESS_EQ(pthread_create(&thread, NULL, copies, host), 0);
-    await_pins(job);
-    harness_post(STARTED);
     usleep(100000);                     /* until the owner is stopped */
     HARNESS_EQ(bx_job_shutdown(job, 500000000), BX_E_TIMEOUT);
     bx_job_destroy(job);
-    harness_kill((pid_t)bxi_load_acquire(owner_pid), SIGCONT);
+    harness_signal(0, SIGCONT);
     HARNESS_EQ(pthread_join(thread, NULL), 0);
     harness_post(BLOCKED);
 }
 
-Test(device_death, is_not_needed_for_a_thread_to_come_back_after_the_job_is_gone, .timeout = 60)
-{
-    device_world(DEVICE_FAKE);
-    owner_pid = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    HARNESS_CHECK(owner_pid != MAP_FAILED);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup,
-               .body = { goes_on, is_destroyed_before_a_thread_comes_back } });
-}
+DEVICE_WORLD(device_death, is_not_needed_for_a_thread_to_come_back_after_the_job_is_gone, 60, DEVICE_FAKE,
+             .size = 2, .setup = setup, .body = { goes_on, is_destroyed_before_a_thread_comes_back });

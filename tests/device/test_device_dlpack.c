@@ -4,7 +4,6 @@
  * its producer was given, and what the special numbers of streams mean. One worker; gates, no durations.
  */
 #include "device_fixture.h"
-#include "lend/dlpack_abi.h"
 #include "tests/gpu/fake_library.h"
 
 #define BYTES 4096
@@ -51,7 +50,7 @@ static void give_back(struct DLManagedTensor *managed)
 
 /* Opens a gate as soon as a call of the library waits for a GPU. */
 struct opener {
-    struct bxi_devices *devices;
+    struct bx_job *job;
     uint64_t *gate;
     pthread_t thread;
 };
@@ -60,19 +59,14 @@ static void *open_when_waited_for(void *context)
 {
     struct opener *opener = context;
 
-    for (bool waits = false; !waits;) {
-        pthread_mutex_lock(&opener->devices->lock);
-        waits = opener->devices->pins > 0;
-        pthread_mutex_unlock(&opener->devices->lock);
-        sched_yield();
-    }
+    device_await_pin(opener->job);
     device_open_gate(opener->gate);
     return NULL;
 }
 
 static void start_opener(struct opener *opener, struct bx_job *job, uint64_t *gate)
 {
-    *opener = (struct opener){ .devices = bxi_devices_of(job), .gate = gate };
+    *opener = (struct opener){ .job = job, .gate = gate };
     HARNESS_EQ(pthread_create(&opener->thread, NULL, open_when_waited_for, opener), 0);
 }
 
@@ -181,54 +175,25 @@ DEVICE_TEST(device_dlpack, memory_is_not_reused_before_the_consumers_work_is_don
 
 /* ---- In ---------------------------------------------------------------------------------------- */
 
-struct foreign {
-    struct bxi_dl_managed managed;
-    int64_t shape[1];
-    unsigned long long base;
-    bxi_a32 ends;
-};
-
-static void end_foreign(struct bxi_dl_managed *self)
+static struct device_foreign *make_foreign(struct bx_job *job)
 {
-    bxi_add(&((struct foreign *)(void *)self)->ends, 1);
-}
-
-static struct foreign *make_foreign(struct bx_job *job)
-{
-    struct bxi_gpu_device *device = bxi_devices_of(job)->open[0].device;
-    struct foreign *foreign = calloc(1, sizeof *foreign);
-
-    HARNESS_CHECK(foreign != NULL);
-    HARNESS_EQ(bxi_gpu_enter(device), 0);
-    HARNESS_EQ(device->gpu->cu.cuMemAlloc_v2(&foreign->base, 1 << 20), CUDA_SUCCESS);
-    bxi_gpu_leave(device);
-    foreign->shape[0] = COUNT;
-    foreign->managed.tensor = (struct bxi_dl_tensor){
-        .data = (void *)(uintptr_t)foreign->base, .device_type = BXI_DL_CUDA, .ndim = 1,
-        .dtype = { .code = 0, .bits = 32, .lanes = 1 }, .shape = foreign->shape,
-    };
-    foreign->managed.deleter = end_foreign;
-    return foreign;
-}
-
-static int take(struct foreign *foreign, int64_t stream, struct bx_tensor **tensor)
-{
-    return bx_tensor_from_dlpack((struct DLManagedTensor *)(void *)&foreign->managed, stream, tensor);
+    return device_make_foreign(job, "cuMemAlloc_v2", COUNT);
 }
 
 /* The other library fills its memory on the stream, behind the gate. */
-static uint64_t *fill_late(struct bx_job *job, void *stream, const struct foreign *foreign)
+static uint64_t *fill_late(struct bx_job *job, void *stream, const struct device_foreign *foreign)
 {
     struct bxi_gpu_device *device = bxi_devices_of(job)->open[0].device;
     uint64_t *gate = device_gate(job, stream);
 
     HARNESS_EQ(bxi_gpu_enter(device), 0);
-    HARNESS_EQ(device->gpu->cu.cuMemsetD8Async(foreign->base, 0x33, BYTES, stream), CUDA_SUCCESS);
+    HARNESS_EQ(device->gpu->cu.cuMemsetD8Async((uintptr_t)foreign->managed.tensor.data, 0x33, BYTES, stream),
+               CUDA_SUCCESS);
     bxi_gpu_leave(device);
     return gate;
 }
 
-static void end(struct bx_job *job, struct bx_tensor *tensor, struct foreign *foreign)
+static void end(struct bx_job *job, struct bx_tensor *tensor, struct device_foreign *foreign)
 {
     bx_tensor_release(tensor);
     while (bxi_load_acquire(&foreign->ends) == 0) {
@@ -243,11 +208,11 @@ DEVICE_TEST(device_dlpack, an_imported_tensor_is_written_by_the_stream_that_its_
 {
     struct bx_device device = device_open(job, 0);
     void *producer = device_stream(job, device), *reader = device_stream(job, device);
-    struct foreign *foreign = make_foreign(job);
+    struct device_foreign *foreign = make_foreign(job);
     struct bx_tensor *tensor = NULL;
     uint64_t *gate = fill_late(job, producer, foreign);
 
-    HARNESS_EQ(take(foreign, number(producer), &tensor), 0);
+    HARNESS_EQ(device_take(foreign, number(producer), &tensor), 0);
     HARNESS_EQ(bx_tensor_read_on(tensor, reader), 0);
     HARNESS_CHECK(!is_idle(job, reader));
     device_open_gate(gate);
@@ -259,12 +224,12 @@ DEVICE_TEST(device_dlpack, an_import_from_the_threads_default_stream_waits_on_th
 {
     struct bx_device device = device_open(job, 0);
     void *other = device_stream(job, device);
-    struct foreign *foreign = make_foreign(job);
+    struct device_foreign *foreign = make_foreign(job);
     struct bx_tensor *tensor = NULL;
     struct opener opener;
 
     start_opener(&opener, job, fill_late(job, THREADS, foreign));
-    HARNESS_EQ(take(foreign, 2, &tensor), 0);
+    HARNESS_EQ(device_take(foreign, 2, &tensor), 0);
     HARNESS_EQ(device_peek_wrong(job, other, tensor, 0x33), 0);
     pthread_join(opener.thread, NULL);
     end(job, tensor, foreign);
@@ -277,19 +242,19 @@ DEVICE_TEST(device_dlpack, a_stream_that_is_none_is_refused_and_the_struct_stays
 {
     struct bx_device device = device_open(job, 0);
     struct bx_tensor *tensor = device_numbers(job, device, COUNT, 1), *taken = NULL;
-    struct foreign *foreign = make_foreign(job);
+    struct device_foreign *foreign = make_foreign(job);
     struct DLManagedTensor *managed = NULL;
 
     HARNESS_EQ(bx_tensor_to_dlpack(tensor, 0, &managed), -EINVAL);
     HARNESS_HAS(bx_error_text(), "ambiguous");
     HARNESS_EQ(bx_tensor_to_dlpack(tensor, -2, &managed), -EINVAL);
-    HARNESS_EQ(take(foreign, 0, &taken), -EINVAL);
-    HARNESS_EQ(take(foreign, -2, &taken), -EINVAL);
+    HARNESS_EQ(device_take(foreign, 0, &taken), -EINVAL);
+    HARNESS_EQ(device_take(foreign, -2, &taken), -EINVAL);
     foreign->managed.tensor.device_id = 1;
-    HARNESS_EQ(take(foreign, 1, &taken), -ENODEV);
+    HARNESS_EQ(device_take(foreign, 1, &taken), -ENODEV);
     foreign->managed.tensor.device_id = 0;
     foreign->managed.tensor.byte_offset = 2;
-    HARNESS_EQ(take(foreign, 1, &taken), -EINVAL);
+    HARNESS_EQ(device_take(foreign, 1, &taken), -EINVAL);
     HARNESS_CHECK(managed == NULL && taken == NULL);
     HARNESS_EQ(bxi_load_acquire(&foreign->ends), 0);
     bx_tensor_release(tensor);

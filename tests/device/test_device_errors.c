@@ -4,7 +4,6 @@
  * a process that forks with the GPU open. Memory of other libraries: test_device_foreign.c.
  */
 #include "device_fixture.h"
-#include "lend/dlpack_abi.h"
 #include "tests/gpu/fake_library.h"
 #include "tests/harness/memory.h"
 
@@ -39,12 +38,10 @@ Test(device_errors, returns_an_error_without_a_driver_and_works_on_without, .tim
 /* Of another library's tensor, which is refused before anybody looks at its memory. */
 static int take_foreign(int64_t stream)
 {
-    int64_t shape[1] = { 1 };
-    struct bxi_dl_managed managed = { .tensor = { .data = shape, .device_type = BXI_DL_CUDA, .ndim = 1, .shape = shape,
-                                                  .dtype = { .code = 0, .bits = 32, .lanes = 1 } } };
+    struct device_foreign foreign = device_foreign_at(4096, 1);
     struct bx_tensor *tensor = NULL;
 
-    return bx_tensor_from_dlpack((struct DLManagedTensor *)(void *)&managed, stream, &tensor);
+    return device_take(&foreign, stream, &tensor);
 }
 
 DEVICE_TEST(device_errors, fail_with_a_code_and_advice, 60, DEVICE_FAKE, .size = 2, .setup = device_setup)
@@ -352,22 +349,6 @@ static void has_another_device(struct bx_job *job)
     HARNESS_EQ(bx_job_serve(job), 0);
 }
 
-DEVICE_TEST(device_errors, stages_between_devices_without_peer_access, 60, DEVICE_FAKE, .size = 2,
-            .setup = device_setup, .body = { NULL, has_another_device }, .env = { "FAKE_CUDA_NO_PEER=all" })
-{
-    OWN(tensor) *tensor = device_numbers(job, device_open(job, 0), 1000, 4);
-    uint64_t before = harness_counter(job, "gpu_staged_bytes");
-
-    harness_await(OPEN, 1);
-    for (int i = 0; i < 3; i++) {
-        HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
-        HARNESS_EQ(harness_load(DEVICE_BYTES_LEFT), 8);
-    }
-    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 3 * 4000);
-    HARNESS_EQ(harness_load(DEVICE_STAGED), 6 * 4000);         /* in, and out again in the handler */
-    HARNESS_EQ(harness_load(DEVICE_INDEX), 1);
-}
-
 /* A numbered tensor on the first visible device, and the bytes staged before it is sent. */
 static struct bx_tensor *numbers_on_first_of(struct bx_job *job, const char *visible, uint64_t *staged)
 {
@@ -429,52 +410,6 @@ DEVICE_WORLD(device_errors, stages_to_a_hidden_device_without_peer_access_and_lo
              .setup = device_setup, .body = { lends_to_a_hidden_one, is_a_hidden_one },
              .env = { "FAKE_CUDA_NO_PEER=all" });
 
-static void has_one_of_two(struct bx_job *job)
-{
-    setenv("CUDA_VISIBLE_DEVICES", "2,1", 1);
-    device_open(job, 0);
-    device_open(job, 1);
-    harness_post(OPEN);
-    HARNESS_EQ(bx_job_serve(job), 0);
-    HARNESS_EQ(harness_counter(job, "gpu_slabs_opened"), 1);
-}
-
-/* The first device that is open there has no peer access and is hidden here; the second has, and both see it. */
-DEVICE_TEST(device_errors, maps_a_hidden_device_on_the_one_of_several_with_peer_access, 60, DEVICE_FAKE, .size = 2,
-            .setup = device_setup, .body = { NULL, has_one_of_two },
-            .env = { "FAKE_CUDA_DEVICES=3", "FAKE_CUDA_NO_PEER=0-2" })
-{
-    uint64_t before;
-    OWN(tensor) *tensor = numbers_on_first_of(job, "0,1", &before);
-
-    for (int i = 0; i < 5; i++) {
-        HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
-        HARNESS_EQ(harness_load(DEVICE_READER), 1);
-    }
-    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before);
-}
-
-static void sees_both(struct bx_job *job)
-{
-    setenv("CUDA_VISIBLE_DEVICES", "0,1", 1);
-    device_open(job, 1);
-    harness_post(OPEN);
-    HARNESS_EQ(bx_job_serve(job), 0);
-    HARNESS_EQ(harness_counter(job, "gpu_slabs_opened"), 1);
-}
-
-/* Only the receiver sees the other's device. */
-DEVICE_TEST(device_errors, stages_once_to_a_hidden_device_whose_worker_sees_the_senders, 60, DEVICE_FAKE, .size = 2,
-            .setup = device_setup, .body = { [1] = sees_both })
-{
-    uint64_t before;
-    OWN(tensor) *tensor = numbers_on_first_of(job, "0", &before);
-
-    for (int i = 0; i < 20; i++)
-        HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
-    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 4000);   /* only the first is staged */
-}
-
 /* Sends a view whose elements are numbered from `first`; it arrives contiguous. */
 static void send_view(struct bx_job *job, struct bx_tensor *view, int32_t first)
 {
@@ -527,47 +462,69 @@ DEVICE_TEST(device_errors, packs_views_that_are_staged, 60, DEVICE_FAKE, .size =
     }
 }
 
-static void has_both(struct bx_job *job)
+/* ---- Which of several devices ------------------------------------------------------------------ */
+
+/* What the two workers see (NULL: all), the lender's device and those that the borrower opens, in this order; and what
+ * becomes of the loans. */
+static const struct placing {
+    const char *what, *devices, *no_peer, *lender, *borrower;
+    int from, opens[2];                 /* -1: no second one */
+    uint64_t times, staged;
+    int index, reader;                  /* of the tensor and of the device that reads it, there */
+} placings[] = {
+    { "staged between devices without peer access", "2", "all", NULL, NULL, 0, { 1, -1 }, 3, 3, 1, 0 },
+    { "mapped on the device that both use", "2", "all", NULL, NULL, 1, { 0, 1 }, 1, 0, 1, 1 },
+    { "mapped on the second there, which alone has peer access", "3", "0-1", NULL, NULL, 0, { 1, 2 }, 1, 0, 0, 1 },
+    { "the same, hidden from the first", "3", "0-2", "0,1", "2,1", 0, { 0, 1 }, 5, 0, 1, 1 },
+    { "staged once: the sender alone sees one device", "2", "", "0", "0,1", 0, { 1, -1 }, 20, 1, 0, 0 },
+}, *placing;
+
+static void see(const char *visible)
 {
-    device_open(job, 0);
-    device_open(job, 1);
+    if (visible != NULL)
+        setenv("CUDA_VISIBLE_DEVICES", visible, 1);
+}
+
+static void lends_there(struct bx_job *job)
+{
+    OWN(tensor) *tensor = NULL;
+    uint64_t before;
+
+    see(placing->lender);
+    tensor = device_numbers(job, device_open(job, placing->from), 1000, 4);
+    before = harness_counter(job, "gpu_staged_bytes");
+    harness_await(OPEN, 1);
+    for (uint64_t i = 0; i < placing->times; i++) {
+        HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
+        HARNESS_EQ(harness_load(DEVICE_BYTES_LEFT), 8);
+    }
+    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + placing->staged * 4000);
+    HARNESS_EQ(harness_load(DEVICE_STAGED), (placing->staged + placing->times) * 4000);     /* in, and out to check */
+    HARNESS_EQ(harness_load(DEVICE_INDEX), placing->index);
+    HARNESS_EQ(harness_load(DEVICE_READER), placing->reader);
+}
+
+static void borrows_there(struct bx_job *job)
+{
+    see(placing->borrower);
+    for (int i = 0; i < 2 && placing->opens[i] >= 0; i++)
+        device_open(job, placing->opens[i]);
     harness_post(OPEN);
     HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(harness_counter(job, "gpu_slabs_opened"), placing->staged < placing->times);
 }
 
-DEVICE_TEST(device_errors, maps_on_the_device_that_both_use, 60, DEVICE_FAKE, .size = 2, .setup = device_setup,
-            .body = { NULL, has_both }, .env = { "FAKE_CUDA_NO_PEER=all" })
+Test(device_errors, of_reach_are_found_before_a_device_is_chosen, .timeout = 60)
 {
-    OWN(tensor) *tensor = device_numbers(job, device_open(job, 1), 1000, 4);
-    uint64_t before = harness_counter(job, "gpu_staged_bytes");
-
-    harness_await(OPEN, 1);
-    HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
-    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before);
-    HARNESS_EQ(harness_load(DEVICE_INDEX), 1);
-}
-
-static void has_one_that_reaches(struct bx_job *job)
-{
-    device_open(job, 1);
-    device_open(job, 2);
-    harness_post(OPEN);
-    HARNESS_EQ(bx_job_serve(job), 0);
-}
-
-/* Of two devices there the first has no peer access to the tensor's, and the second has. */
-DEVICE_TEST(device_errors, maps_on_the_one_of_several_devices_with_peer_access, 60, DEVICE_FAKE, .size = 2,
-            .setup = device_setup, .body = { NULL, has_one_that_reaches },
-            .env = { "FAKE_CUDA_DEVICES=3", "FAKE_CUDA_NO_PEER=0-1" })
-{
-    OWN(tensor) *tensor = device_numbers(job, device_open(job, 0), 1000, 4);
-    uint64_t before = harness_counter(job, "gpu_staged_bytes");
-
-    harness_await(OPEN, 1);
-    HARNESS_EQ(device_look_at(job, "worker1", tensor, 4), 0);
-    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before);
-    HARNESS_EQ(harness_load(DEVICE_INDEX), 0);
-    HARNESS_EQ(harness_load(DEVICE_READER), 1);        /* the second that was opened there */
+    device_world(DEVICE_FAKE);
+    for (placing = placings; placing < placings + sizeof(placings) / sizeof(placings[0]); placing++) {
+        fprintf(stderr, "device_errors: %s\n", placing->what);      /* before the line of a worker that fails */
+        harness_reset();
+        setenv("FAKE_CUDA_DEVICES", placing->devices, 1);
+        setenv("FAKE_CUDA_NO_PEER", placing->no_peer, 1);
+        device_run(&(struct harness_world){ .size = 2, .setup = device_setup,
+                                            .body = { lends_there, borrows_there } });
+    }
 }
 
 /* ---- Handles that the driver fails to open ----------------------------------------------------- */

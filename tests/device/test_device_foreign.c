@@ -5,75 +5,43 @@
 #include "device_fixture.h"
 #include "tests/gpu/fake_library.h"
 
-#include "lend/dlpack_abi.h"
+enum gate { OPEN = 0, DONE };
 
-#include <dlfcn.h>
-
-enum gate { OPEN = 0, FREED, DONE };
-
-struct foreign {
-    struct bxi_dl_managed managed;
-    int64_t shape[1];
-    unsigned long long base;
-    int ends;
-};
-
-static void end_foreign(struct bxi_dl_managed *self)
+static int take(struct device_foreign *foreign, struct bx_tensor **tensor)
 {
-    ((struct foreign *)(void *)self)->ends++;
-    harness_post(FREED);
+    return device_take(foreign, -1, tensor);
 }
 
 /* 100 elements from `offset` on of an allocation made without this library. */
-static struct foreign *make_foreign(struct bx_job *job, const char *allocator, int64_t offset)
+static struct device_foreign *make_foreign(struct bx_job *job, const char *allocator, uint64_t offset)
 {
-    struct bxi_gpu_device *device = bxi_devices_of(job)->open[0].device;
-    unsigned (*allocate)(unsigned long long *address, size_t bytes, void *stream) = NULL;
-    struct foreign *foreign = calloc(1, sizeof *foreign);
-    void *symbol = dlsym(device->gpu->cu.library, allocator);
+    struct device_foreign *foreign = device_make_foreign(job, allocator, 100);
 
-    HARNESS_CHECK(foreign != NULL && symbol != NULL);
-    memcpy(&allocate, &symbol, sizeof symbol);
-    HARNESS_EQ(bxi_gpu_enter(device), 0);
-    HARNESS_EQ(allocate(&foreign->base, 1 << 20, (void *)1), CUDA_SUCCESS);
-    bxi_gpu_leave(device);
-    foreign->shape[0] = 100;
-    foreign->managed.tensor = (struct bxi_dl_tensor){
-        .data = (void *)(uintptr_t)foreign->base, .device_type = BXI_DL_CUDA, .ndim = 1,
-        .dtype = { .code = 0, .bits = 32, .lanes = 1 }, .shape = foreign->shape,
-        .byte_offset = (uint64_t)offset,
-    };
-    foreign->managed.deleter = end_foreign;
+    foreign->managed.tensor.byte_offset = offset;
     return foreign;
-}
-
-static int take(struct foreign *foreign, struct bx_tensor **tensor)
-{
-    return bx_tensor_from_dlpack((struct DLManagedTensor *)(void *)&foreign->managed, -1, tensor);
 }
 
 static void wraps(struct bx_job *job)
 {
-    struct foreign *foreign, *odd;
+    struct device_foreign *foreign, *odd;
     struct bx_tensor *tensor = NULL, *none = NULL;
 
-    device_open(job, 0);
-    harness_await(OPEN, 1);
+    device_begin(job, 1);
     foreign = make_foreign(job, "cuMemAlloc_v2", 4096);
     HARNESS_EQ(take(foreign, &tensor), 0);
-    HARNESS_CHECK((uintptr_t)bx_tensor_data(tensor) == foreign->base + 4096);
+    HARNESS_CHECK((uintptr_t)bx_tensor_data(tensor) == (uintptr_t)foreign->managed.tensor.data + 4096);
     HARNESS_EQ(bx_tensor_device(tensor).kind, BX_CUDA);
     device_put_numbers(tensor, 8);
     HARNESS_EQ(device_look_at(job, "worker1", tensor, 8), 0);
     HARNESS_EQ(harness_counter(job, "tensor_bytes_copied"), 0);
-    HARNESS_EQ(foreign->ends, 0);
+    HARNESS_EQ(bxi_load_acquire(&foreign->ends), 0);
     bx_tensor_release(tensor);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
-    while (harness_gate(FREED) == 0) {          /* when worker 1 has closed it */
+    while (bxi_load_acquire(&foreign->ends) == 0) {         /* when worker 1 has closed it */
         bxi_devices_poll(job);
         sched_yield();
     }
-    HARNESS_EQ(foreign->ends, 1);
+    HARNESS_EQ(bxi_load_acquire(&foreign->ends), 1);
 
     odd = make_foreign(job, "cuMemAlloc_v2", 4098);
     HARNESS_EQ(take(odd, &none), -EINVAL);
@@ -84,17 +52,16 @@ static void wraps(struct bx_job *job)
     odd->managed.tensor.device_id = 0;
     odd->shape[0] = 1 << 20;
     HARNESS_EQ(take(odd, &none), -EINVAL);
-    HARNESS_EQ(odd->ends, 0);
+    HARNESS_EQ(bxi_load_acquire(&odd->ends), 0);
     harness_post(DONE);
 }
 
 /* With descriptors no handle is tried before the first foreign memory is lent: that loan fails. */
 static void lends_foreign_memory(struct bx_job *job)
 {
-    struct bx_tensor *own = device_numbers(job, device_open(job, 0), 100, 8), *tensor = NULL;
+    struct bx_tensor *own = device_numbers(job, device_begin(job, 1), 100, 8), *tensor = NULL;
     uint64_t before;
 
-    harness_await(OPEN, 1);
     HARNESS_EQ(take(make_foreign(job, "cuMemAlloc_v2", 4096), &tensor), 0);
     device_put_numbers(tensor, 8);
     before = harness_counter(job, "gpu_staged_bytes");
@@ -136,41 +103,28 @@ Test(device_foreign, wraps_foreign_memory_and_calls_back_when_no_borrower_reads_
     harness_run(&(struct harness_world){ .size = 2, .setup = device_setup, .body = { wraps, polls } });
 }
 
-static void has_the_same(struct bx_job *job)
-{
-    device_open(job, 0);
-    harness_post(OPEN);
-    HARNESS_EQ(bx_job_serve(job), 0);
-}
-
 /* A tensor without elements may have no address, as DLPack allows. */
 DEVICE_TEST(device_foreign, wraps_a_tensor_without_elements_or_address, 60, DEVICE_ANY, .size = 2,
-            .setup = device_setup, .body = { [1] = has_the_same })
+            .setup = device_setup, .body = { [1] = device_serves })
 {
-    struct foreign foreign = { .shape = { 0 } };
+    struct device_foreign foreign = device_foreign_at(0, 0);
     struct bx_tensor *tensor = NULL;
 
-    foreign.managed.deleter = end_foreign;
-    foreign.managed.tensor = (struct bxi_dl_tensor){
-        .device_type = BXI_DL_CUDA, .ndim = 1, .dtype = { .code = 0, .bits = 32, .lanes = 1 },
-        .shape = foreign.shape,
-    };
-    device_open(job, 0);
-    harness_await(OPEN, 1);
+    device_begin(job, 1);
     HARNESS_EQ(take(&foreign, &tensor), 0);
     HARNESS_EQ(bx_tensor_device(tensor).kind, BX_CUDA);
     HARNESS_EQ(bx_tensor_elements(tensor), 0);
     HARNESS_EQ(device_look_at(job, "worker1", tensor, 1), 0);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
-    HARNESS_EQ(foreign.ends, 0);
+    HARNESS_EQ(bxi_load_acquire(&foreign.ends), 0);
     bx_tensor_release(tensor);
-    HARNESS_EQ(foreign.ends, 1);
+    HARNESS_EQ(bxi_load_acquire(&foreign.ends), 1);
     foreign.managed.tensor.device_id = 1;
     HARNESS_EQ(take(&foreign, &tensor), -ENODEV);
     foreign.managed.tensor.device_id = 0;
     foreign.shape[0] = 1;
     HARNESS_EQ(take(&foreign, &tensor), -EINVAL);
-    HARNESS_EQ(foreign.ends, 1);
+    HARNESS_EQ(bxi_load_acquire(&foreign.ends), 1);
 }
 
 /* Which of a real driver's memory is made by cuMemCreate without export, only five of its calls would show. */
@@ -187,12 +141,12 @@ DEVICE_TEST(device_foreign, refuses_memory_that_cannot_be_exported, 60, DEVICE_A
 
     device_open(job, 0);
     for (int i = 0; i < (bx_gpu_is_fake(job) ? 3 : 2); i++) {
-        struct foreign *foreign = make_foreign(job, kinds[i].allocator, 0);
+        struct device_foreign *foreign = make_foreign(job, kinds[i].allocator, 0);
 
         HARNESS_EQ(take(foreign, &tensor), -EOPNOTSUPP);
         HARNESS_HAS(bx_error_text(), kinds[i].says);
         HARNESS_HAS(bx_error_text(), "copy it to a tensor of the job's");
-        HARNESS_EQ(foreign->ends, 0);
+        HARNESS_EQ(bxi_load_acquire(&foreign->ends), 0);
     }
 }
 
@@ -225,13 +179,9 @@ DEVICE_TEST(device_foreign, exports_by_dlpack_without_a_copy, 60, DEVICE_ANY, .s
 /* Memory of a device that no job has open cannot be wrapped. */
 Test(device_foreign, wraps_nothing_without_an_open_device, .timeout = 60)
 {
-    struct foreign foreign = { .shape = { 100 } };
+    struct device_foreign foreign = device_foreign_at(4096, 100);
     struct bx_tensor *tensor = NULL;
 
-    foreign.managed.tensor = (struct bxi_dl_tensor){
-        .data = (void *)4096, .device_type = BXI_DL_CUDA, .ndim = 1,
-        .dtype = { .code = 0, .bits = 32, .lanes = 1 }, .shape = foreign.shape,
-    };
     cr_assert_eq(take(&foreign, &tensor), -ENODEV);
     cr_assert_not_null(strstr(bx_error_text(), "call bx_gpu_open"));
 }

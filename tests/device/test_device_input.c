@@ -275,12 +275,9 @@ DEVICE_TEST(device_input, cuts_off_for_an_invalid_point, 60, DEVICE_ANY, .size =
             .body = { [1] = lies })
 {
     struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), COUNT, 5);
-    struct bx_msg *args = bx_msg_create(0);
 
     harness_await(OPEN, 1);
-    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
-    bx_msg_destroy(args);
+    device_send(job, "keep", tensor);
     harness_post(STRUCK);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
     HARNESS_EQ(bx_job_serve(job), BX_E_CORRUPT);

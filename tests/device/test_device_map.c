@@ -91,10 +91,7 @@ static void end(struct bx_future *future, int code)
 
 static struct bx_tensor *begin(struct bx_job *job)
 {
-    struct bx_device device = device_open(job, 0);
-
-    harness_await(OPEN, 1);
-    return device_numbers(job, device, 100, 3);
+    return device_numbers(job, device_begin(job, 1), 100, 3);
 }
 
 /* ---- Waiting --------------------------------------------------------------------------------- */

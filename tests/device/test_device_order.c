@@ -45,14 +45,6 @@ static int setup(struct bx_job *job)
     return 0;
 }
 
-static void send(struct bx_job *job, const char *function, struct bx_tensor *tensor)
-{
-    OWN(msg) *args = bx_msg_create(0);
-
-    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", function, args, NULL, NULL), 0);
-}
-
 static struct bx_tensor *bytes_tensor(struct bx_job *job, struct bx_device device)
 {
     return device_tensor(job, device, BYTES / (int64_t)sizeof(int32_t));
@@ -92,7 +84,7 @@ DEVICE_TEST(device_order, makes_only_the_reader_wait_for_a_slow_writer, 60,
     gate = device_gate(job, stream);
     device_set(job, stream, tensor, 0x33);
     HARNESS_EQ(bx_tensor_written_on(tensor, stream), 0);
-    send(job, "keep", tensor);          /* answered, although nothing is written yet */
+    device_send(job, "keep", tensor);          /* answered, although nothing is written yet */
     harness_await(STARTED, 1);
     device_open_gate(gate);
     harness_await(RELEASED, 1);
@@ -109,7 +101,7 @@ static void writes_on_its_own_stream(struct bx_job *job)
     HARNESS_CHECK(stream != NULL);
     for (int i = 1; i <= 20; i++) {
         device_set(job, stream, tensor, (unsigned char)i);
-        send(job, "keep", tensor);
+        device_send(job, "keep", tensor);
         harness_await(RELEASED, (uint32_t)i);
     }
 }
@@ -154,7 +146,7 @@ static void reuses(struct bx_job *job)
     uint64_t used;
 
     harness_await(OPEN, 1);
-    send(job, "drop", tensor);
+    device_send(job, "drop", tensor);
     bx_tensor_release(tensor);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
     device_wait(job, bx_gpu_stream(job, device));       /* it was lent behind that stream's work */
@@ -163,7 +155,7 @@ static void reuses(struct bx_job *job)
 
     device_set(job, stream, tensor, 0x11);
     HARNESS_EQ(bx_tensor_written_on(tensor, stream), 0);
-    send(job, "keep", tensor);
+    device_send(job, "keep", tensor);
     bx_tensor_release(tensor);
     harness_await(LATE, 1);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);       /* the lease is back; the stream has not got that far */
@@ -220,17 +212,10 @@ DEVICE_WORLD(device_order, reuses_memory_with_words_in_device_memory, 60,
               DEVICE_FAKE), .size = 2, .setup = setup, .body = { reuses, reads_late },
              .env = { "BX_GPU_ORDER=device" });
 
-static void serve(struct bx_job *job)
-{
-    device_open(job, 0);
-    harness_post(OPEN);
-    HARNESS_EQ(bx_job_serve(job), 0);
-}
-
 /* Own work is waited for too: an announced write, a read, a copy on the job's stream. */
 DEVICE_TEST(device_order, waits_for_own_work_too_before_memory_is_reused, 60,
             (fake_skip_under("FAKE_CUDA_BLOCKING", "it allocates before it ends a wait of one of its streams"),
-             DEVICE_ANY), .size = 2, .setup = setup, .body = { NULL, serve })
+             DEVICE_ANY), .size = 2, .setup = setup, .body = { NULL, device_serves })
 {
     struct bx_device device = device_open(job, 0);
     void *stream = device_stream(job, device);
@@ -270,7 +255,7 @@ static void opens_the_gate_in_the_end(struct bx_job *job)
     gate = device_gate(job, stream);
     device_set(job, stream, tensor, 0);
     HARNESS_EQ(bx_tensor_written_on(tensor, stream), 0);
-    send(job, "keep", tensor);
+    device_send(job, "keep", tensor);
     harness_await(LATE, 1);             /* worker 2 has been served meanwhile */
     device_open_gate(gate);
     harness_await(FINISHED, 1);
@@ -295,21 +280,6 @@ static void copies_what_is_late(struct bx_job *job)
     harness_post(FINISHED);
 }
 
-static void wait_for_pin(struct bx_job *job)
-{
-    struct bx_msg *reply;
-    int64_t count = 0;
-
-    while (count == 0) {
-        struct bx_reader in;
-
-        HARNESS_EQ(bx_rpc_sync(job, "worker1", "pins", NULL, NULL, &reply), 0);
-        in = bx_msg_reader(reply);
-        count = bx_read_i64(&in);
-        bx_msg_destroy(reply);
-    }
-}
-
 static void is_served_meanwhile(struct bx_job *job)
 {
     struct bx_device device = device_open(job, 0);
@@ -317,8 +287,9 @@ static void is_served_meanwhile(struct bx_job *job)
 
     harness_post(OPEN);
     harness_await(STARTED, 1);
-    wait_for_pin(job);
-    send(job, "drop", tensor);          /* mapped meanwhile, and given back */
+    while (harness_call_i64(job, "worker1", "pins", 0) == 0)
+        ;
+    device_send(job, "drop", tensor);          /* mapped meanwhile, and given back */
     bx_tensor_release(tensor);
     harness_post(LATE);
 }
@@ -377,7 +348,6 @@ static void has_no_stream_left(struct bx_job *job)
     struct bxi_devices *devices = bxi_devices_of(job);
     struct bx_tensor *own = bytes_tensor(job, device);
     void *first = device_stream(job, device), *second = device_stream(job, device);
-    uint32_t pins = 0;
     uint64_t *gate;
     pthread_t thread;
 
@@ -392,11 +362,7 @@ static void has_no_stream_left(struct bx_job *job)
     while (devices->stream_count < BXI_GPU_LANES)
         HARNESS_EQ(bx_tensor_written_on(own, device_stream(job, device)), 0);
     HARNESS_EQ(pthread_create(&thread, NULL, releases, NULL), 0);
-    while (pins == 0) {
-        pthread_mutex_lock(&devices->lock);
-        pins = devices->pins;
-        pthread_mutex_unlock(&devices->lock);
-    }
+    device_await_pin(job);
     device_open_gate(gate);
     HARNESS_EQ(pthread_join(thread, NULL), 0);
     bx_tensor_release(own);
@@ -410,7 +376,7 @@ DEVICE_TEST(device_order, blocks_no_other_thread_while_the_return_of_a_loan_wait
     OWN(tensor) *tensor = bytes_tensor(job, device_open(job, 0));
 
     harness_await(OPEN, 1);
-    send(job, "keep", tensor);
+    device_send(job, "keep", tensor);
     harness_await(RELEASED, 1);
 }
 

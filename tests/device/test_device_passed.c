@@ -8,7 +8,7 @@
 #include "tests/gpu/fake_library.h"
 
 enum gate { OPEN = 0, LATE, GO, DEAD, CLOSED, FREED, FINISHED };
-enum value { PID = 0, PASSED = 16, PASSED_BYTES, COPIED, COPIED_TENSORS };      /* PID + rank */
+enum value { PASSED, PASSED_BYTES, COPIED, COPIED_TENSORS };
 
 #define COUNT 1000
 #define BYTES (COUNT * sizeof(int32_t))
@@ -146,17 +146,8 @@ static int setup(struct bx_job *job)
 static void open_and_serve(struct bx_job *job)
 {
     device_open(job, 0);
-    harness_store(PID + bx_job_rank(job), (uint64_t)getpid());
     harness_post(OPEN);
     harness_serve(job);
-}
-
-static struct bx_device begin(struct bx_job *job, uint32_t others)
-{
-    struct bx_device device = device_open(job, 0);
-
-    harness_await(OPEN, others);
-    return device;
 }
 
 /* Sends the tensor, numbered from `first`, that way; the answer. */
@@ -171,7 +162,7 @@ static int64_t by(struct bx_job *job, struct bx_tensor *tensor, int32_t first, c
 
 static void kill_worker(const struct bx_job *job, int rank)
 {
-    harness_kill((pid_t)harness_load(PID + rank), SIGKILL);
+    harness_signal(rank, SIGKILL);
     while (bx_worker_is_alive(job, rank))
         usleep(1000);
 }
@@ -189,7 +180,7 @@ static void expect_counts(struct bx_job *job, uint64_t passed, uint64_t bytes)
 DEVICE_TEST(device_passed, tensors_reach_a_third_worker_without_a_copy, 60, DEVICE_ANY, .size = 3, .setup = setup,
             .body = { [1] = open_and_serve, open_and_serve })
 {
-    struct bx_tensor *tensor = device_numbers(job, begin(job, 2), COUNT, 5), *view = NULL;
+    struct bx_tensor *tensor = device_numbers(job, device_begin(job, 2), COUNT, 5), *view = NULL;
 
     for (int i = 0; i < 10; i++)
         HARNESS_EQ(by(job, tensor, 5, "2look"), 0);
@@ -209,7 +200,7 @@ DEVICE_TEST(device_passed, tensors_reach_a_third_worker_without_a_copy, 60, DEVI
 DEVICE_TEST(device_passed, tensors_go_on_through_several_workers, 60, DEVICE_ANY, .size = 4, .setup = setup,
             .body = { [1] = open_and_serve, open_and_serve, open_and_serve })
 {
-    struct bx_tensor *tensor = device_numbers(job, begin(job, 3), COUNT, 5);
+    struct bx_tensor *tensor = device_numbers(job, device_begin(job, 3), COUNT, 5);
 
     HARNESS_EQ(by(job, tensor, 5, "23look"), 0);
     bx_tensor_release(tensor);
@@ -220,7 +211,7 @@ DEVICE_TEST(device_passed, tensors_go_on_through_several_workers, 60, DEVICE_ANY
 DEVICE_TEST(device_passed, tensors_go_in_replies, 60, DEVICE_ANY, .size = 3, .setup = setup,
             .body = { [1] = open_and_serve, open_and_serve })
 {
-    begin(job, 2);
+    device_begin(job, 2);
     for (int i = 0; i < 5; i++) {
         OWN(msg) *args = harness_msg_i64(i), *reply = NULL;
         struct bx_reader reader;
@@ -236,7 +227,7 @@ DEVICE_TEST(device_passed, tensors_go_in_replies, 60, DEVICE_ANY, .size = 3, .se
 
 static void waits_for_the_reader(struct bx_job *job)
 {
-    struct bx_tensor *tensor = device_numbers(job, begin(job, 2), COUNT, 5);
+    struct bx_tensor *tensor = device_numbers(job, device_begin(job, 2), COUNT, 5);
 
     HARNESS_EQ(by(job, tensor, 5, "2keep"), 0);
     bx_tensor_release(tensor);
@@ -264,7 +255,7 @@ Test(device_passed, tensors_come_back_so_with_events) { run_late("events"); }
 /* The reader's stream is late, and the middle dies before (is_first) or after the reader has released the tensor. */
 static void middle_dies(struct bx_job *job, bool is_first)
 {
-    struct bx_tensor *tensor = device_numbers(job, begin(job, 2), COUNT, 5);
+    struct bx_tensor *tensor = device_numbers(job, device_begin(job, 2), COUNT, 5);
     struct bx_loans loans = { 0 };
 
     HARNESS_EQ(by(job, tensor, 5, "2keep"), 0);
@@ -296,7 +287,7 @@ DEVICE_TEST(device_passed, tensors_stay_for_a_late_reader_though_the_middle_dies
 DEVICE_TEST(device_passed, tensors_come_back_when_a_late_reader_dies, 60, DEVICE_ANY, .size = 3, .setup = setup,
             .dies = 1u << 2, .body = { [1] = open_and_serve, open_and_serve })
 {
-    struct bx_tensor *tensor = device_numbers(job, begin(job, 2), COUNT, 5);
+    struct bx_tensor *tensor = device_numbers(job, device_begin(job, 2), COUNT, 5);
 
     HARNESS_EQ(by(job, tensor, 5, "2keep"), 0);
     bx_tensor_release(tensor);
@@ -328,7 +319,7 @@ DEVICE_TEST(device_passed, tensors_are_read_after_the_owners_death, 60,
             (fake_skip_without_words("with events a dead owner's host may not have told what had passed"), DEVICE_ANY),
             .size = 3, .setup = setup, .dies = 1u << 0, .body = { NULL, outlives_the_owner, outlives_the_owner })
 {
-    struct bx_tensor *tensor = device_numbers(job, begin(job, 2), COUNT, 5);
+    struct bx_tensor *tensor = device_numbers(job, device_begin(job, 2), COUNT, 5);
 
     HARNESS_EQ(by(job, tensor, 5, "2look"), 0);     /* its stream has written it */
     HARNESS_EQ(by(job, tensor, 5, "2keep"), 0);
@@ -363,7 +354,7 @@ static void ends_after_the_reader(struct bx_job *job)
 DEVICE_TEST(device_passed, tensors_that_their_dead_owner_has_not_written_are_an_error, 60, DEVICE_ANY, .size = 3,
             .setup = setup, .dies = 1u << 0, .body = { [1] = ends_after_the_reader, reads_what_was_not_written })
 {
-    struct bx_device device = begin(job, 2);
+    struct bx_device device = device_begin(job, 2);
     struct bx_tensor *tensor = device_tensor(job, device, COUNT);
     void *stream = device_stream(job, device);
 
@@ -407,7 +398,7 @@ static void closes_late(struct bx_job *job)
 DEVICE_TEST(device_passed, slabs_are_not_freed_while_a_reader_unknown_to_the_owner_has_them_open, 60, DEVICE_ANY,
             .size = 3, .setup = setup, .body = { [1] = closes_soon, closes_late })
 {
-    struct bx_device device = begin(job, 2);
+    struct bx_device device = device_begin(job, 2);
     struct bx_tensor *tensor[2];
     uint64_t most;
 
@@ -445,7 +436,7 @@ static void opens_the_second(struct bx_job *job)
 
 static void passes_to_another_device(struct bx_job *job)
 {
-    struct bx_tensor *tensor = device_numbers(job, begin(job, 2), COUNT, 5);
+    struct bx_tensor *tensor = device_numbers(job, device_begin(job, 2), COUNT, 5);
     bool reaches = getenv("FAKE_CUDA_NO_PEER") == NULL;
 
     for (int i = 0; i < 3; i++)

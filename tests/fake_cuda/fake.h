@@ -131,6 +131,9 @@ struct fake_process fake_self(void);
 bool fake_is_alive(const struct fake_process *process);
 bool fake_same(const struct fake_process *a, const struct fake_process *b);
 uint64_t fake_used_bytes(int device);           /* locked */
+struct fake_allocation *fake_allocation_of(uint64_t serial);            /* locked; NULL: there is none */
+/* Locked: enters a copy of it, with this process as the owner, if the device and the machine have room for it. */
+unsigned fake_allocation_enter(const struct fake_allocation *allocation);
 
 /* ---- api.c ----------------------------------------------------------------------------------- */
 
@@ -153,6 +156,7 @@ void fake_mapping_allow(uint64_t base, bool readable, bool writable);
 void fake_mapping_remove(uint64_t base);
 void fake_dawdle(void);                         /* FAKE_CUDA_OPEN_MS and FAKE_CUDA_OPEN_GATE */
 void fake_drop_dead(void);                      /* overwrites memory of owners that are gone, if that is switched on */
+unsigned fake_begin(void);                      /* of a call that may synchronise with the device */
 
 /* ---- capture.c ------------------------------------------------------------------------------- */
 

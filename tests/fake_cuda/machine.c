@@ -106,6 +106,28 @@ void fake_unlock(void)
     pthread_mutex_unlock(&machine_lock);
 }
 
+struct fake_allocation *fake_allocation_of(uint64_t serial)
+{
+    for (int i = 0; i < FAKE_ALLOCATIONS; i++)
+        if (fake_machine->allocation[i].owner.pid != 0 && fake_machine->allocation[i].serial == serial)
+            return &fake_machine->allocation[i];
+    return NULL;
+}
+
+unsigned fake_allocation_enter(const struct fake_allocation *allocation)
+{
+    if (fake_used_bytes(allocation->device) + allocation->bytes > fake_options.memory_bytes)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    for (int i = 0; i < FAKE_ALLOCATIONS; i++) {
+        if (fake_machine->allocation[i].owner.pid != 0)
+            continue;
+        fake_machine->allocation[i] = *allocation;
+        fake_machine->allocation[i].owner = self;
+        return CUDA_SUCCESS;
+    }
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 uint64_t fake_used_bytes(int device)
 {
     uint64_t used = 0;

@@ -127,29 +127,6 @@ static uint32_t free_slot(void)
     return slot;
 }
 
-/* Both locks held. */
-static unsigned enter_allocation(const struct range *range)
-{
-    if (fake_used_bytes(range->device) + range->bytes > fake_options.memory_bytes)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    for (int i = 0; i < FAKE_ALLOCATIONS; i++) {
-        struct fake_allocation *allocation = &fake_machine->allocation[i];
-
-        if (allocation->owner.pid != 0)
-            continue;
-        *allocation = (struct fake_allocation){
-            .owner = fake_self(),
-            .slot = range->slot,
-            .fd = range->fd,
-            .device = range->device,
-            .bytes = range->bytes,
-            .serial = range->serial,
-        };
-        return CUDA_SUCCESS;
-    }
-    return CUDA_ERROR_OUT_OF_MEMORY;
-}
-
 static unsigned fill_range(struct range *range, size_t bytes)
 {
     unsigned result;
@@ -166,7 +143,9 @@ static unsigned fill_range(struct range *range, size_t bytes)
     range->slot = free_slot();
     fake_lock();
     range->serial = ++fake_machine->serial;
-    result = enter_allocation(range);
+    result = fake_allocation_enter(&(struct fake_allocation){ .slot = range->slot, .fd = range->fd,
+                                                              .device = range->device, .bytes = bytes,
+                                                              .serial = range->serial });
     fake_unlock();
     if (result != CUDA_SUCCESS)
         munmap(memory, bytes);
@@ -175,8 +154,7 @@ static unsigned fill_range(struct range *range, size_t bytes)
     return result;
 }
 
-/* Of a call that may synchronise with the device. */
-static unsigned begin_call(void)
+unsigned fake_begin(void)
 {
     unsigned result = fake_unsafe();
 
@@ -185,17 +163,20 @@ static unsigned begin_call(void)
     return result;
 }
 
+/* The same, of a call that wants a context. */
+static unsigned begin_call(struct CUctx_st **context)
+{
+    unsigned result = fake_current(context);
+
+    return result == CUDA_SUCCESS ? fake_begin() : result;
+}
+
 static unsigned allocate(unsigned long long *address, size_t bytes, enum fake_kind kind)
 {
     struct CUctx_st *context;
     struct range *range;
-    unsigned result = fake_current(&context);
+    unsigned result = bytes == 0 ? CUDA_ERROR_INVALID_VALUE : begin_call(&context);
 
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (bytes == 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    result = begin_call();
     if (result != CUDA_SUCCESS)
         return result;
     pthread_mutex_lock(&lock);
@@ -238,20 +219,15 @@ unsigned cuMemAllocAsync(unsigned long long *address, size_t bytes, struct CUstr
 /* Both locks held. Returns whether other processes have it open. */
 static bool leave_allocation(const struct range *range)
 {
+    struct fake_allocation *allocation = fake_allocation_of(range->serial);
     bool is_open = false;
 
-    for (int i = 0; i < FAKE_ALLOCATIONS; i++) {
-        struct fake_allocation *allocation = &fake_machine->allocation[i];
-
-        if (allocation->owner.pid == 0 || allocation->serial != range->serial)
-            continue;
-        for (int j = 0; j < FAKE_OPENERS; j++)
-            is_open = is_open || allocation->opener[j].pid != 0;
-        if (is_open)
-            allocation->is_freed = true;
-        else
-            memset(allocation, 0, sizeof(*allocation));
-    }
+    for (int i = 0; i < FAKE_OPENERS; i++)
+        is_open = is_open || allocation->opener[i].pid != 0;
+    if (is_open)
+        allocation->is_freed = true;
+    else
+        memset(allocation, 0, sizeof(*allocation));
     fake_machine->freed_while_open += is_open;
     return is_open;
 }
@@ -260,10 +236,8 @@ unsigned cuMemFree_v2(unsigned long long address)
 {
     struct CUctx_st *context;
     struct range *range;
-    unsigned result = fake_current(&context);
+    unsigned result = begin_call(&context);
 
-    if (result == CUDA_SUCCESS)
-        result = begin_call();
     if (result != CUDA_SUCCESS)
         return result;
     fake_synchronise_all();
@@ -475,7 +449,7 @@ unsigned cuIpcOpenMemHandle_v2(unsigned long long *address, struct CUipcMemHandl
         return CUDA_ERROR_INVALID_CONTEXT;
     if (fake_options.open_205)
         return CUDA_ERROR_MAP_FAILED;
-    result = begin_call();
+    result = fake_begin();
     if (result != CUDA_SUCCESS)
         return result;
     fake_dawdle();
@@ -492,21 +466,16 @@ unsigned cuIpcOpenMemHandle_v2(unsigned long long *address, struct CUipcMemHandl
 /* Both locks held. */
 static void close_range_of(struct range *range)
 {
+    struct fake_allocation *allocation = fake_allocation_of(range->serial);
     struct fake_process self = fake_self();
 
     fake_machine->closes++;
     if (--range->opens > 0)
         return;
     munmap((void *)(uintptr_t)range->base, range->bytes);
-    for (int i = 0; i < FAKE_ALLOCATIONS; i++) {
-        struct fake_allocation *allocation = &fake_machine->allocation[i];
-
-        if (allocation->owner.pid == 0 || allocation->serial != range->serial)
-            continue;
-        for (int j = 0; j < FAKE_OPENERS; j++)
-            if (fake_same(&allocation->opener[j], &self))
-                allocation->opener[j].pid = 0;
-    }
+    for (int i = 0; i < FAKE_OPENERS && allocation != NULL; i++)
+        if (fake_same(&allocation->opener[i], &self))
+            allocation->opener[i].pid = 0;
     if (range->fd >= 0)
         close(range->fd);
     range->kind = RANGE_NONE;
@@ -516,10 +485,8 @@ unsigned cuIpcCloseMemHandle(unsigned long long address)
 {
     struct CUctx_st *context;
     struct range *range;
-    unsigned result = fake_current(&context);
+    unsigned result = begin_call(&context);
 
-    if (result == CUDA_SUCCESS)
-        result = begin_call();
     if (result != CUDA_SUCCESS)
         return result;
     fake_synchronise_all();
@@ -542,14 +509,12 @@ unsigned cuIpcCloseMemHandle(unsigned long long address)
 /* Both locks held. */
 static void drop(const struct range *range)
 {
-    for (int i = 0; i < FAKE_ALLOCATIONS; i++) {
-        struct fake_allocation *allocation = &fake_machine->allocation[i];
+    struct fake_allocation *allocation = fake_allocation_of(range->serial);
 
-        if (allocation->owner.pid == 0 || allocation->serial != range->serial || allocation->is_dropped)
-            continue;
-        memset((void *)(uintptr_t)range->base, FAKE_POISON, range->bytes);
-        allocation->is_dropped = true;
-    }
+    if (allocation == NULL || allocation->is_dropped)
+        return;
+    memset((void *)(uintptr_t)range->base, FAKE_POISON, range->bytes);
+    allocation->is_dropped = true;
 }
 
 void fake_drop_dead(void)
@@ -630,12 +595,10 @@ static bool is_writable(const void *memory)
 unsigned cuMemHostAlloc(void **memory, size_t bytes, unsigned flags)
 {
     struct CUctx_st *context;
-    unsigned result = fake_current(&context);
+    unsigned result = begin_call(&context);
     void *made;
 
     (void)flags;
-    if (result == CUDA_SUCCESS)
-        result = begin_call();
     if (result != CUDA_SUCCESS)
         return result;
     made = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
@@ -651,7 +614,7 @@ unsigned cuMemHostAlloc(void **memory, size_t bytes, unsigned flags)
 
 unsigned cuMemFreeHost(void *memory)
 {
-    unsigned result = begin_call();
+    unsigned result = fake_begin();
 
     if (result != CUDA_SUCCESS)
         return result;
@@ -674,13 +637,13 @@ unsigned cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags)
         return CUDA_ERROR_NOT_SUPPORTED;
     if (!read_only && !is_writable(memory))
         return CUDA_ERROR_INVALID_VALUE;
-    result = begin_call();
+    result = fake_begin();
     return result == CUDA_SUCCESS ? add_host(memory, bytes, RANGE_REGISTERED, read_only) : result;
 }
 
 unsigned cuMemHostUnregister(void *memory)
 {
-    unsigned result = begin_call();
+    unsigned result = fake_begin();
 
     if (result != CUDA_SUCCESS)
         return result;

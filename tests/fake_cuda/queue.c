@@ -8,7 +8,7 @@
  */
 #include "stream.h"
 
-#define STREAMS 256                     /* that fake_block waits for, at most */
+#define STREAMS 256                     /* that a call waits for, at most */
 
 static struct CUstream_st *streams;
 static struct fake_queue *shared[FAKE_DEVICES][FAKE_QUEUES];
@@ -270,12 +270,27 @@ bool fake_is_idle(struct CUstream_st *stream)
     return is_idle;
 }
 
-void fake_wait_idle(struct CUstream_st *stream)
+static uint64_t put_so_far(struct CUstream_st *stream)
+{
+    uint64_t items;
+
+    pthread_mutex_lock(&stream->queue->lock);
+    items = stream->put;
+    pthread_mutex_unlock(&stream->queue->lock);
+    return items;
+}
+
+static void wait_done(struct CUstream_st *stream, uint64_t items)
 {
     pthread_mutex_lock(&stream->queue->lock);
-    while (stream->put != stream->done)
+    while (stream->done < items)
         pthread_cond_wait(&stream->queue->change, &stream->queue->lock);
     pthread_mutex_unlock(&stream->queue->lock);
+}
+
+void fake_wait_idle(struct CUstream_st *stream)
+{
+    wait_done(stream, put_so_far(stream));
 }
 
 static void use(struct CUstream_st *stream, int users)
@@ -286,51 +301,20 @@ static void use(struct CUstream_st *stream, int users)
     pthread_mutex_unlock(&stream->queue->lock);
 }
 
-void fake_synchronise_all(void)
-{
-    struct CUstream_st *some[64];
-    int count = 0;
-
-    pthread_mutex_lock(&lock);
-    for (struct CUstream_st *stream = streams; stream != NULL && count < 64; stream = stream->next) {
-        if (stream->is_destroyed)
-            continue;
-        use(stream, 1);
-        some[count++] = stream;
-    }
-    pthread_mutex_unlock(&lock);
-    for (int i = 0; i < count; i++) {
-        fake_wait_idle(some[i]);
-        use(some[i], -1);
-    }
-}
-
-/* Waits for what has been put on the stream so far. */
-static void wait_done(struct CUstream_st *stream, uint64_t items)
-{
-    pthread_mutex_lock(&stream->queue->lock);
-    while (stream->done < items)
-        pthread_cond_wait(&stream->queue->change, &stream->queue->lock);
-    pthread_mutex_unlock(&stream->queue->lock);
-}
-
-void fake_block(void)
+/* Waits for what has been put so far: on all streams of the context, or, if it is NULL, on those of all that are not
+ * destroyed. */
+static void wait_for_streams(const struct CUctx_st *context)
 {
     struct CUstream_st *some[STREAMS];
     uint64_t items[STREAMS];
-    struct CUctx_st *context;
     int count = 0;
 
-    if (!fake_options.blocking || fake_current(&context) != CUDA_SUCCESS)
-        return;
     pthread_mutex_lock(&lock);
     for (struct CUstream_st *stream = streams; stream != NULL && count < STREAMS; stream = stream->next) {
-        if (stream->context != context)
+        if (context == NULL ? stream->is_destroyed : stream->context != context)
             continue;
         use(stream, 1);
-        pthread_mutex_lock(&stream->queue->lock);
-        items[count] = stream->put;
-        pthread_mutex_unlock(&stream->queue->lock);
+        items[count] = put_so_far(stream);
         some[count++] = stream;
     }
     pthread_mutex_unlock(&lock);
@@ -338,4 +322,17 @@ void fake_block(void)
         wait_done(some[i], items[i]);
         use(some[i], -1);
     }
+}
+
+void fake_synchronise_all(void)
+{
+    wait_for_streams(NULL);
+}
+
+void fake_block(void)
+{
+    struct CUctx_st *context;
+
+    if (fake_options.blocking && fake_current(&context) == CUDA_SUCCESS)
+        wait_for_streams(context);
 }

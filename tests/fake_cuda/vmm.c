@@ -54,16 +54,17 @@ static bool fails(const char *call)
     return bx_fake_vmm.fails != NULL && strcmp(bx_fake_vmm.fails, call) == 0 && bx_fake_vmm.left-- == 0;
 }
 
+static unsigned refusal(const char *call)
+{
+    return fake_options.no_vmm ? CUDA_ERROR_NOT_SUPPORTED : fails(call) ? FAILED_CONTEXT : fake_ready();
+}
+
 /* Of a call that may synchronise with the device. */
 static unsigned begin(const char *call)
 {
-    unsigned result = fake_options.no_vmm ? CUDA_ERROR_NOT_SUPPORTED : fails(call) ? FAILED_CONTEXT : fake_ready();
+    unsigned result = refusal(call);
 
-    if (result == CUDA_SUCCESS)
-        result = fake_unsafe();
-    if (result == CUDA_SUCCESS)
-        fake_block();
-    return result;
+    return result == CUDA_SUCCESS ? fake_begin() : result;
 }
 
 /* ---- Entries, under lock --------------------------------------------------------------------- */
@@ -84,40 +85,17 @@ static struct entry *vacant_entry(void)
     return NULL;
 }
 
-/* The machine is locked. */
-static struct fake_allocation *in_machine(uint64_t serial)
-{
-    for (int i = 0; i < FAKE_ALLOCATIONS; i++)
-        if (fake_machine->allocation[i].owner.pid != 0 && fake_machine->allocation[i].serial == serial)
-            return &fake_machine->allocation[i];
-    return NULL;
-}
-
-/* The machine is locked. */
+/* The machine is locked. No handle of CUDA IPC names the slot. */
 static unsigned enter_machine(const struct entry *entry)
 {
-    if (fake_used_bytes(entry->device) + entry->bytes > fake_options.memory_bytes)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    for (int i = 0; i < FAKE_ALLOCATIONS; i++) {
-        if (fake_machine->allocation[i].owner.pid != 0)
-            continue;
-        fake_machine->allocation[i] = (struct fake_allocation){
-            .owner = fake_self(),
-            .slot = UINT32_MAX,         /* no handle of CUDA IPC names it */
-            .fd = -1,
-            .device = entry->device,
-            .bytes = entry->bytes,
-            .serial = entry->serial,
-        };
-        return CUDA_SUCCESS;
-    }
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    return fake_allocation_enter(&(struct fake_allocation){ .slot = UINT32_MAX, .fd = -1, .device = entry->device,
+                                                            .bytes = entry->bytes, .serial = entry->serial });
 }
 
 /* The machine is locked: this process has one entry more of an allocation. */
-static unsigned join_machine(const struct entry *entry)
+static unsigned jofake_allocation_of(const struct entry *entry)
 {
-    struct fake_allocation *allocation = in_machine(entry->serial);
+    struct fake_allocation *allocation = fake_allocation_of(entry->serial);
     struct fake_process self = fake_self();
     struct fake_process *vacant = NULL;
 
@@ -142,7 +120,7 @@ static unsigned join_machine(const struct entry *entry)
 /* The machine is locked: this process has no entry of the allocation any more. */
 static void leave_machine(uint64_t serial)
 {
-    struct fake_allocation *allocation = in_machine(serial);
+    struct fake_allocation *allocation = fake_allocation_of(serial);
     struct fake_process self = fake_self();
     bool is_open = false;
 
@@ -274,10 +252,11 @@ unsigned cuMemRelease(unsigned long long handle)
 unsigned cuMemExportToShareableHandle(void *out, unsigned long long handle, unsigned type, unsigned long long flags)
 {
     struct entry *entry;
+    unsigned result = refusal(__func__);
     int fd = -1;
 
-    if (fake_options.no_vmm || fails(__func__))
-        return fake_options.no_vmm ? CUDA_ERROR_NOT_SUPPORTED : FAILED_CONTEXT;
+    if (result != CUDA_SUCCESS)
+        return result;
     pthread_mutex_lock(&lock);
     entry = entry_of(handle);
     if (entry != NULL && flags == 0 && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && (entry->types & type) != 0)
@@ -317,7 +296,7 @@ static bool is_own(uint64_t serial)
     bool is;
 
     fake_lock();
-    allocation = in_machine(serial);
+    allocation = fake_allocation_of(serial);
     is = allocation != NULL && fake_same(&allocation->owner, &self);
     fake_unlock();
     return is;
@@ -342,7 +321,7 @@ unsigned cuMemImportFromShareableHandle(unsigned long long *handle, void *shared
     result = made.fd < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
     if (result == CUDA_SUCCESS) {
         fake_lock();
-        result = join_machine(&made);
+        result = jofake_allocation_of(&made);
         fake_machine->opens += made.is_imported && result == CUDA_SUCCESS;
         fake_unlock();
         if (result != CUDA_SUCCESS)
@@ -583,9 +562,10 @@ unsigned cuMemSetAccess(unsigned long long address, size_t bytes, const struct C
 unsigned cuMemRetainAllocationHandle(unsigned long long *handle, void *address)
 {
     struct mapping *mapping;
+    unsigned result = refusal(__func__);
 
-    if (fake_options.no_vmm || fails(__func__))
-        return fake_options.no_vmm ? CUDA_ERROR_NOT_SUPPORTED : FAILED_CONTEXT;
+    if (result != CUDA_SUCCESS)
+        return result;
     pthread_mutex_lock(&lock);
     mapping = mapping_of((uint64_t)(uintptr_t)address);
     if (mapping != NULL) {

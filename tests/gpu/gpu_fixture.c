@@ -19,6 +19,8 @@ struct bxi_gpu_device *gpu_device;
 struct bxi_gpu_lane *gpu_lane;
 struct bxi_gpu_peer *gpu_peer[GPU_PROCESSES];
 int gpu_rank = -1;
+enum bxi_gpu_order gpu_order;
+bxi_a32 gpu_freed;
 char gpu_map_text[512];
 
 static char fake_path[512];
@@ -156,6 +158,7 @@ void gpu_join(int rank)
 /* Checks that no memory was freed while it was open, and that nothing is left allocated. */
 static void check_machine(void)
 {
+    gpu_order = BXI_GPU_ORDER_AUTO;
     gpu_start(GPU_PROCESSES - 1);
     GPU_EQ(gpu_figure("freed_while_open", 0), 0);
     gpu_end();
@@ -240,19 +243,15 @@ static bool is_held(void *context, uint32_t slab, uint64_t generation)
     return false;
 }
 
-void gpu_start_with(int rank, const struct bxi_gpu_options *options, int ordinal)
+void gpu_start_on(int rank, int ordinal)
 {
-    struct bxi_gpu_options mine = *options;
+    struct bxi_gpu_options options = { .driver = gpu_driver_path(), .region = &gpu_shared->region[rank],
+                                       .is_held = is_held, .slab_bytes = 2 * GPU_MIB, .order = gpu_order };
     int rc;
 
     gpu_rank = rank;
-    mine.driver = gpu_driver_path();
-    mine.region = &gpu_shared->region[rank];
-    mine.is_held = is_held;
-    if (mine.slab_bytes == 0)
-        mine.slab_bytes = 2 * GPU_MIB;
-    memset(mine.region, 0, sizeof(*mine.region));
-    GPU_EQ(bxi_gpu_open(&mine, &gpu), 0);
+    memset(options.region, 0, sizeof(*options.region));
+    GPU_EQ(bxi_gpu_open(&options, &gpu), 0);
     rc = bxi_gpu_device_open(gpu, ordinal, &gpu_device);
     if (rc == -ENOTSUP && fake_refuses_words()) {
         bxi_store_release(&gpu_shared->is_refused, 1);
@@ -265,7 +264,7 @@ void gpu_start_with(int rank, const struct bxi_gpu_options *options, int ordinal
 
 void gpu_start(int rank)
 {
-    gpu_start_with(rank, &(struct bxi_gpu_options){ 0 }, 0);
+    gpu_start_on(rank, 0);
 }
 
 struct bxi_gpu_peer *gpu_try_meet(int rank, int *rc)
@@ -318,12 +317,11 @@ pid_t gpu_stop_lender(void)
     return lender;
 }
 
-void gpu_start_pair(int rank, enum bxi_gpu_order order, int met)
+void gpu_start_pair(int rank)
 {
-    gpu_start_with(rank, &(struct bxi_gpu_options){ .order = order }, 0);
-    gpu_meet(1 - rank);
-    gpu_post(met);
-    gpu_await(met, 2);
+    gpu_start_beside(rank, 1 - rank);
+    gpu_post(0);
+    gpu_await(0, 2);
 }
 
 static int reaches(int rank, bool by_handle)
@@ -376,6 +374,32 @@ void gpu_lend(const struct bxi_gpu_block *block, uint64_t bytes, int index)
 {
     GPU_EQ(bxi_gpu_ref(block, 0, bytes, &gpu_shared->ref[index]), 0);
     GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[index].ready), 0);
+}
+
+void gpu_lend_ready(const struct bxi_gpu_block *block, unsigned char value)
+{
+    gpu_fill(gpu_lane, block->address, value, block->bytes);
+    gpu_lend(block, block->bytes, 0);
+    gpu_wait_passed(NULL, &gpu_shared->ref[0].ready);
+    gpu_shared->ref[0].ready = (struct bxi_gpu_point){ 0 };
+}
+
+bxi_a64 *gpu_gate(struct CUstream_st *stream)
+{
+    unsigned long long address = 0;
+    void *gate = NULL;
+
+    GPU_EQ(gpu->cu.cuMemHostAlloc(&gate, 4096, CU_MEMHOSTALLOC_PORTABLE), CUDA_SUCCESS);
+    GPU_EQ(gpu->cu.cuMemHostGetDevicePointer_v2(&address, gate, 0), CUDA_SUCCESS);
+    memset(gate, 0, 4096);
+    GPU_EQ(gpu->cu.cuStreamWaitValue64_v2(stream, address, 1, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
+    return gate;
+}
+
+void gpu_count_freed(void *unused)
+{
+    (void)unused;
+    bxi_add(&gpu_freed, 1);
 }
 
 void gpu_fill(struct bxi_gpu_lane *lane, uint64_t address, unsigned char value, uint64_t bytes)

@@ -42,6 +42,7 @@ extern struct bxi_gpu_device *gpu_device;
 extern struct bxi_gpu_lane *gpu_lane;
 extern struct bxi_gpu_peer *gpu_peer[GPU_PROCESSES];
 extern int gpu_rank;
+extern enum bxi_gpu_order gpu_order;                /* of what a process opens; at first the trial chooses it */
 extern char gpu_map_text[512];                      /* the sentence of the last gpu_try_map that failed */
 
 /* Chooses the driver and makes the shared memory; call it first in every test. */
@@ -85,16 +86,15 @@ int gpu_open_fds(void);                             /* of this process */
 
 /* In a process: opens the GPU, a device and a lane; then a peer. */
 void gpu_start(int rank);
-void gpu_start_with(int rank, const struct bxi_gpu_options *options, int ordinal);
+void gpu_start_on(int rank, int ordinal);
 struct bxi_gpu_peer *gpu_meet(int rank);
 void gpu_start_beside(int rank, int other);
 void gpu_meet_lender(int lent);                     /* process 1 meets process 0, and waits for its post to `lent` */
 /* Stops the process whose pid is value 0, with a pause until its threads have stopped too; harness_kill goes on. */
 pid_t gpu_stop_lender(void);
 struct bxi_gpu_peer *gpu_try_meet(int rank, int *rc);
-/* One of two processes, ranks 0 and 1: opens device 0 with this order, and the other; returns when both have done that
- * and have posted to `met`. */
-void gpu_start_pair(int rank, enum bxi_gpu_order order, int met);
+/* One of two processes, ranks 0 and 1: opens device 0 and the other; returns when both have posted that to gate 0. */
+void gpu_start_pair(int rank);
 void gpu_end(void);                                 /* closes peers, lane, GPU */
 void gpu_end_together(int gate);                    /* when both of two processes are at their ends */
 void gpu_end_lending(struct bxi_gpu_block *block, int gate);    /* when the borrower has posted; frees the block */
@@ -108,6 +108,11 @@ bool gpu_holds(struct bxi_gpu_lane *lane, uint64_t address, unsigned char value,
 struct bxi_gpu_block *gpu_block(uint64_t bytes);
 /* Names the block in gpu_shared->ref[index], ready behind the work on gpu_lane. */
 void gpu_lend(const struct bxi_gpu_block *block, uint64_t bytes, int index);
+/* Fills the block, lends it as gpu_shared->ref[0] and waits until it is ready. So the ref has no point, and the slab
+ * with its word is not mapped. */
+void gpu_lend_ready(const struct bxi_gpu_block *block, unsigned char value);
+/* A word of this host, not 0 when it may go on, for which all later work on the stream waits. */
+bxi_a64 *gpu_gate(struct CUstream_st *stream);
 /* Begins to map; the last waits until it is mapped or has failed, and returns the code. */
 void gpu_map_begin(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref);
 bool gpu_map_has_ended(void);
@@ -126,6 +131,8 @@ uint64_t gpu_figure(const char *name, int device);  /* of the fake machine; 0 on
 /* GPU_CHUNKS allocations of 2 MiB behind one another, made for export as those types say, as PyTorch's expandable
  * segments; the last on device `last`. */
 #define GPU_CHUNKS 3
+extern bxi_a32 gpu_freed;                           /* how often this was called, which foreign memory may have */
+void gpu_count_freed(void *unused);
 uint64_t gpu_segment(unsigned types, int last);
 void gpu_free_segment(uint64_t base);
 

@@ -11,16 +11,11 @@ enum { MET, LENT, SEEN };
 
 static bxi_a32 is_called, has_returned;
 
-static void start(int rank)
-{
-    gpu_start_pair(rank, BXI_GPU_HOST_WORDS, MET);
-}
-
 static void lends(void)
 {
     struct bxi_gpu_block *block;
 
-    start(0);
+    gpu_start_pair(0);
     block = gpu_block(BYTES);
     GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
     gpu_post(LENT);
@@ -38,7 +33,7 @@ static void lingers(void *context, int rc)
 
 static void leaves_during_a_callback(void)
 {
-    start(1);
+    gpu_start_pair(1);
     gpu_await(LENT, 1);
     GPU_EQ(bxi_gpu_map_begin(gpu_peer[0], &gpu_shared->ref[0], lingers, NULL), 0);
     while (bxi_load_acquire(&is_called) == 0)
@@ -48,7 +43,8 @@ static void leaves_during_a_callback(void)
     gpu_post(SEEN);
 }
 
-GPU_PAIR(gpu_abandon, waits_for_a_callback_that_runs, 30, GPU_FAKE, lends, leaves_during_a_callback);
+GPU_PAIR(gpu_abandon, waits_for_a_callback_that_runs, 30, (gpu_order = BXI_GPU_HOST_WORDS, GPU_FAKE), lends,
+         leaves_during_a_callback);
 
 static void *waits(void *unused)
 {
@@ -67,7 +63,7 @@ static void leaves_a_thread_that_waits(void)
     pthread_t thread;
     uint64_t end_ns;
 
-    start(1);
+    gpu_start_pair(1);
     GPU_CHECK(bxi_gpu_helper_drain(&gpu->helper, bxi_gpu_now_ns() + UINT64_C(5000000000)));
     gpu_peer[0]->host_words = 0;
     GPU_EQ(pthread_create(&thread, NULL, waits, NULL), 0);
@@ -82,4 +78,5 @@ static void leaves_a_thread_that_waits(void)
     gpu_post(SEEN);
 }
 
-GPU_PAIR(gpu_abandon, ends_a_wait_of_the_host, 30, GPU_FAKE, lends, leaves_a_thread_that_waits);
+GPU_PAIR(gpu_abandon, ends_a_wait_of_the_host, 30, (gpu_order = BXI_GPU_HOST_WORDS, GPU_FAKE), lends,
+         leaves_a_thread_that_waits);

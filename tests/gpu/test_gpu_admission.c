@@ -7,16 +7,9 @@
 
 enum { MET, POISONED, SEEN };
 
-static enum bxi_gpu_order order;
-
-static void start(int rank)
-{
-    gpu_start_pair(rank, order, MET);
-}
-
 static void is_owner(void)
 {
-    start(0);
+    gpu_start_pair(0);
     gpu_await(SEEN, 1);
     gpu_end();
 }
@@ -26,7 +19,7 @@ static void puts_twice(void)
 {
     struct bxi_gpu_point point = { .order = BXI_GPU_HOST_WORDS, .lane = 0, .value = 1 };
 
-    start(1);
+    gpu_start_pair(1);
     GPU_EQ(bxi_gpu_admission_enter(gpu_lane, gpu_peer[0], &point), 0);
     GPU_EQ(bxi_gpu_admission_enter(gpu_lane, gpu_peer[0], &point), 0);
     bxi_gpu_admission_leave(gpu_lane);
@@ -39,7 +32,7 @@ static void puts_twice(void)
 }
 
 GPU_PAIR(gpu_admission, stays_open_until_each_of_two_threads_has_put_its_wait, 30,
-         (order = BXI_GPU_HOST_WORDS, GPU_FAKE), is_owner, puts_twice);
+         (gpu_order = BXI_GPU_HOST_WORDS, GPU_FAKE), is_owner, puts_twice);
 
 /* A wait on a stream for a word in device memory; the word in the region is poisoned, as its owner does when it closes
  * with work that does not end. */
@@ -49,7 +42,7 @@ static void sees_poison(void)
     bxi_a64 *word = &gpu_shared->region[0].word[0].value;
     struct CUstream_st *stream;
 
-    start(1);
+    gpu_start_pair(1);
     stream = gpu_lane->stream;
     GPU_EQ(bxi_gpu_enter(gpu_device), 0);
     GPU_EQ(bxi_gpu_admission_enter(gpu_lane, gpu_peer[0], &point), 0);
@@ -68,7 +61,7 @@ static void sees_poison(void)
 }
 
 GPU_PAIR(gpu_admission, stays_open_while_a_stream_waits_for_a_word_that_is_poisoned_for_hosts_alone, 30,
-         (order = BXI_GPU_DEVICE_WORDS, GPU_FAKE), is_owner, sees_poison);
+         (gpu_order = BXI_GPU_DEVICE_WORDS, GPU_FAKE), is_owner, sees_poison);
 
 /* The progress role joins the streams of a loan in this way: it must not wait for a free. */
 static void waits_for_itself(void)
@@ -77,7 +70,7 @@ static void waits_for_itself(void)
     struct bxi_gpu_lane *other;
     uint64_t begin_ns;
 
-    gpu_start_with(0, &(struct bxi_gpu_options){ .order = order }, 0);
+    gpu_start(0);
     GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &other), 0);
     GPU_CHECK(bxi_gpu_admission_close(gpu_device));
     begin_ns = bxi_gpu_now_ns();
@@ -95,7 +88,7 @@ static void waits_for_itself(void)
 Test(gpu_admission, does_not_hold_up_waits_for_points_of_the_same_device, .timeout = 30)
 {
     gpu_world(GPU_FAKE);
-    order = BXI_GPU_HOST_WORDS;
+    gpu_order = BXI_GPU_HOST_WORDS;
     gpu_run(1, (gpu_fn[]){ waits_for_itself });
 }
 
@@ -147,7 +140,7 @@ static void frees_beside_waits(void)
     pthread_t threads[2];
     uint64_t end_ns;
 
-    start(1);
+    gpu_start_pair(1);
     block = gpu_block(64 * GPU_MIB);
     GPU_EQ(pthread_create(&threads[0], NULL, always_waits, NULL), 0);
     GPU_EQ(pthread_create(&threads[1], NULL, ends_waits, NULL), 0);
@@ -171,4 +164,4 @@ static void frees_beside_waits(void)
 }
 
 GPU_PAIR(gpu_admission, lets_memory_be_freed_beside_streams_that_always_wait, 40,
-         (order = BXI_GPU_HOST_WORDS, GPU_FAKE), is_owner, frees_beside_waits);
+         (gpu_order = BXI_GPU_HOST_WORDS, GPU_FAKE), is_owner, frees_beside_waits);

@@ -14,30 +14,23 @@ TestSuite(gpu_blocking, .timeout = 30);
 
 enum { MET, LENT, BLOCKED, KILLED };
 
-static enum bxi_gpu_order order;
-
-static void start(int rank)
-{
-    gpu_start_pair(rank, order, MET);
-}
-
 static void world(enum bxi_gpu_order wanted)
 {
     gpu_world(GPU_FAKE);
     setenv("FAKE_CUDA_BLOCKING", "1", 1);
-    order = wanted;
+    gpu_order = wanted;
 }
 
 /* Lends a block, behind a wait that nobody ends. */
 static void owes(void)
 {
     struct bxi_gpu_block *block;
-    struct bxi_gpu_point never = { .order = (uint16_t)order, .lane = BXI_GPU_LANES - 1, .value = 1 };
+    struct bxi_gpu_point never = { .order = (uint16_t)gpu_order, .lane = BXI_GPU_LANES - 1, .value = 1 };
 
-    start(0);
+    gpu_start_pair(0);
     block = gpu_block(BYTES);
     GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[1]), 0);       /* is ready at once */
-    if (order == BXI_GPU_HOST_WORDS) {
+    if (gpu_order == BXI_GPU_HOST_WORDS) {
         GPU_EQ(bxi_gpu_after(gpu_lane, NULL, &never), 0);
     } else {
         GPU_EQ(bxi_gpu_enter(gpu_device), 0);
@@ -108,9 +101,9 @@ static void survivor(void)
     struct bxi_gpu_map *map = NULL;
     pthread_t thread;
 
-    start(1);
+    gpu_start_pair(1);
     gpu_await(LENT, 1);
-    if (call != maps || order != BXI_GPU_HOST_WORDS)
+    if (call != maps || gpu_order != BXI_GPU_HOST_WORDS)
         (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
     GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &waiter), 0);
     GPU_EQ(bxi_gpu_after(waiter, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
@@ -132,7 +125,7 @@ static void is_met(void)
 {
     struct bxi_gpu_point point;
 
-    gpu_start_with(2, &(struct bxi_gpu_options){ .order = order }, 0);
+    gpu_start(2);
     gpu_await(KILLED, 1);
     GPU_EQ(bxi_gpu_mark(gpu_lane, &point), 0);
     GPU_EQ(bxi_gpu_lane_wait(gpu_lane), 0);
@@ -181,7 +174,7 @@ static void releases_with_the_lock_taken(void)
     struct bxi_gpu_point met;
     uint64_t end_ns;
 
-    start(1);
+    gpu_start_pair(1);
     gpu_await(LENT, 1);
     GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
     GPU_EQ(bxi_gpu_mark(gpu_lane, &met), 0);
@@ -212,7 +205,7 @@ static void frees_before_its_mark(void)
     struct bxi_gpu_block *block;
     struct bxi_gpu_lane *other;
 
-    start(0);
+    gpu_start_pair(0);
     block = gpu_block(64 * GPU_MIB);
     GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &other), 0);
     gpu_await(LENT, 1);
@@ -236,7 +229,7 @@ static void marks_after_that(void)
 {
     struct bxi_gpu_point first, awaited;
 
-    start(1);
+    gpu_start_pair(1);
     GPU_EQ(bxi_gpu_mark(gpu_lane, &first), 0);
     awaited = first;
     awaited.value++;
@@ -262,7 +255,7 @@ static void lends_and_retires(void)
     struct bxi_gpu_block *block;
     struct bxi_gpu_point first, awaited;
 
-    start(0);
+    gpu_start_pair(0);
     block = gpu_block(BYTES);
     GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
     GPU_EQ(bxi_gpu_mark(gpu_lane, &first), 0);
@@ -285,7 +278,7 @@ static void closes_when_nothing_waits(void)
 {
     struct bxi_gpu_map *map;
 
-    start(1);
+    gpu_start_pair(1);
     gpu_await(LENT, 1);
     (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
     GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->point[1]), 0);
@@ -320,7 +313,7 @@ static void waits_for_admission(void)
 {
     pthread_t thread;
 
-    start(1);
+    gpu_start_pair(1);
     gpu_await(LENT, 1);
     GPU_CHECK(bxi_gpu_admission_close(gpu_device));
     GPU_EQ(pthread_create(&thread, NULL, puts_a_wait, NULL), 0);
@@ -342,7 +335,7 @@ static void marks_late(void)
 {
     struct bxi_gpu_point point;
 
-    start(0);
+    gpu_start_pair(0);
     gpu_shared->point[1] = (struct bxi_gpu_point){ .order = BXI_GPU_HOST_WORDS, .lane = (uint16_t)gpu_lane->index,
                                                    .value = 1 };
     gpu_post(LENT);
@@ -367,7 +360,7 @@ static void ends_beside_a_stopped_peer(void)
     struct bxi_gpu_map *map;
     uint64_t begin_ns;
 
-    start(1);
+    gpu_start_pair(1);
     gpu_await(LENT, 1);
     if (maps_too)
         (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
@@ -412,7 +405,7 @@ static void ends_while_the_helper_is_in_the_driver(void)
 {
     struct CUstream_st *stream;
 
-    start(1);
+    gpu_start_pair(1);
     gpu_await(LENT, 1);
     GPU_EQ(bxi_gpu_enter(gpu_device), 0);
     GPU_EQ(gpu->cu.cuStreamCreate(&stream, 0), CUDA_SUCCESS);

@@ -13,8 +13,6 @@ TestSuite(gpu_capture, .timeout = 60);
 enum { MODE_GLOBAL, MODE_THREAD_LOCAL };        /* CUstreamCaptureMode */
 
 struct CUgraph_st;
-static enum bxi_gpu_order order;
-
 static void find(void *function, const char *name)
 {
     void *symbol = dlsym(gpu->cu.library, name);
@@ -52,7 +50,7 @@ static void marks_while_captured(void)
     struct bxi_gpu_block *block;
     unsigned char bytes[64];
 
-    gpu_start_with(0, &(struct bxi_gpu_options){ .order = order }, 0);
+    gpu_start(0);
     block = gpu_block(2 * sizeof(bytes));
     GPU_EQ(bxi_gpu_mark(gpu_lane, &before), 0);
     begin_capture(gpu_lane->stream, MODE_THREAD_LOCAL);
@@ -74,7 +72,7 @@ static void marks_while_captured(void)
 static void run(enum bxi_gpu_order wanted, gpu_fn body)
 {
     gpu_world(GPU_FAKE);
-    order = wanted;
+    gpu_order = wanted;
     gpu_run(1, (gpu_fn[]){ body });
 }
 
@@ -86,23 +84,18 @@ Test(gpu_capture, refuses_marks_of_events_and_stays_valid) { run(BXI_GPU_EVENTS,
  * later: neither the word nor the next lane of that index sees them. */
 static void closes_while_captured(void)
 {
-    bxi_a64 *word = &gpu_shared->region[0].word[0].value;
-    unsigned long long address = 0;
+    bxi_a64 *word = &gpu_shared->region[0].word[0].value, *gate;
     struct CUstream_st *stream = NULL;
     struct bxi_gpu_point point;
-    void *gate = NULL;
 
-    gpu_start_with(0, &(struct bxi_gpu_options){ .order = BXI_GPU_EVENTS }, 0);
+    gpu_start(0);
     bxi_gpu_lane_close(gpu_lane);
     GPU_EQ(bxi_gpu_enter(gpu_device), 0);
     GPU_EQ(gpu->cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     GPU_EQ(bxi_gpu_lane_open(gpu_device, stream, &gpu_lane), 0);
-    GPU_EQ(gpu->cu.cuMemHostAlloc(&gate, 4096, CU_MEMHOSTALLOC_PORTABLE), CUDA_SUCCESS);
-    GPU_EQ(gpu->cu.cuMemHostGetDevicePointer_v2(&address, gate, 0), CUDA_SUCCESS);
-    memset(gate, 0, 4096);
     GPU_EQ(bxi_gpu_mark(gpu_lane, &point), 0);
     gpu_wait_passed(NULL, &point);
-    GPU_EQ(gpu->cu.cuStreamWaitValue64_v2(stream, address, 1, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
+    gate = gpu_gate(stream);
     for (int i = 0; i < 3; i++)
         GPU_EQ(bxi_gpu_mark(gpu_lane, &point), 0);
     begin_capture(stream, MODE_THREAD_LOCAL);
@@ -112,7 +105,7 @@ static void closes_while_captured(void)
     GPU_EQ(bxi_gpu_mark(gpu_lane, &point), 0);
     GPU_EQ(point.value, 5);
     gpu_wait_passed(NULL, &point);
-    bxi_store_release((bxi_a64 *)gate, 1);
+    bxi_store_release(gate, 1);
     GPU_EQ(end_capture(stream), CUDA_SUCCESS);
     GPU_EQ(gpu->cu.cuStreamSynchronize(stream), CUDA_SUCCESS);
     GPU_EQ(bxi_load_acquire(word), 5);
@@ -156,7 +149,7 @@ static void captures_and_goes_on(void)
     unsigned mode = MODE_THREAD_LOCAL;
     pthread_t thread;
 
-    gpu_start_with(0, &(struct bxi_gpu_options){ .order = order }, 0);
+    gpu_start(0);
     GPU_EQ(bxi_gpu_enter(gpu_device), 0);
     GPU_EQ(gpu->cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     bxi_gpu_leave(gpu_device);

@@ -9,14 +9,7 @@ TestSuite(gpu_death, .timeout = 60);
 
 #define BYTES (256u << 10)
 
-static enum bxi_gpu_order order;
-
 enum { MET, LENT, HELD, KILLED };
-
-static void start(int rank)
-{
-    gpu_start_pair(rank, order, MET);
-}
 
 /* ---- The owner dies -------------------------------------------------------------------------- */
 
@@ -27,17 +20,16 @@ static void dying_owner(void)
     struct bxi_gpu_lane *stuck;
     uint16_t lane = BXI_GPU_LANES - 1;
 
-    start(0);
+    gpu_start_pair(0);
     ready = gpu_block(BYTES);
     never = gpu_block(BYTES);
     gpu_fill(gpu_lane, ready->address, 1, BYTES);
-    GPU_EQ(bxi_gpu_ref(ready, 0, BYTES, &gpu_shared->ref[0]), 0);
-    GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[0].ready), 0);
+    gpu_lend(ready, BYTES, 0);
     gpu_wait_passed(NULL, &gpu_shared->ref[0].ready);
     GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &stuck), 0);
     GPU_EQ(bxi_gpu_enter(gpu_device), 0);
-    if (order == BXI_GPU_HOST_WORDS)
-        GPU_EQ(bxi_gpu_after(stuck, NULL, &(struct bxi_gpu_point){ .order = (uint16_t)order, .lane = lane,
+    if (gpu_order == BXI_GPU_HOST_WORDS)
+        GPU_EQ(bxi_gpu_after(stuck, NULL, &(struct bxi_gpu_point){ .order = (uint16_t)gpu_order, .lane = lane,
                                                                    .value = 1 }), 0);
     else
         GPU_EQ(gpu->cu.cuStreamWaitValue64_v2(stuck->stream, stuck->word_address + 8, 1, 0), CUDA_SUCCESS);
@@ -52,7 +44,7 @@ static void dying_owner(void)
 static void owner_dies_beside(void (*other)(void), enum bxi_gpu_order wanted)
 {
     gpu_world(GPU_ANY);
-    order = wanted;
+    gpu_order = wanted;
     gpu_run_killed(dying_owner, other, HELD, KILLED);
 }
 
@@ -97,7 +89,7 @@ static void survivor_with_many_lanes(void)
     struct bxi_gpu_map *map;
     struct bxi_gpu_point done;
 
-    start(1);
+    gpu_start_pair(1);
     gpu_await(LENT, 1);
     (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[1], &map);
     gpu_store(0, begin_waits());
@@ -139,7 +131,7 @@ static void survivor_that_cannot_look(void)
     struct bxi_gpu_lane *waiter;
     struct bxi_gpu_point met;
 
-    start(1);
+    gpu_start_pair(1);
     gpu_await(LENT, 1);
     GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &waiter), 0);
     (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[1], &map);
@@ -170,7 +162,7 @@ static void survivor_that_cannot_write(void)
 {
     struct bxi_gpu_map *map;
 
-    start(1);
+    gpu_start_pair(1);
     gpu_await(LENT, 1);
     (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
     bxi_gpu_map_put(map);                       /* open, but not in use */
@@ -188,52 +180,6 @@ Test(gpu_death, of_an_owner_returns_an_error_if_its_words_cannot_be_poisoned)
     owner_dies_beside(survivor_that_cannot_write, BXI_GPU_HOST_WORDS);
 }
 
-/* The owner is killed while it waits for the borrower to close; the borrower closes nevertheless. */
-static void owner_dies_retiring(void)
-{
-    struct bxi_gpu_block *block;
-
-    start(0);
-    block = gpu_block(BYTES);
-    GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
-    gpu_post(LENT);
-    gpu_await(HELD, 1);
-    bxi_gpu_free(block);
-    GPU_EQ(bxi_gpu_trim(gpu_device), 1);
-    GPU_EQ(bxi_gpu_poll(gpu), 1);
-    gpu_post(LENT);
-    gpu_wait_for_the_end();
-}
-
-static void borrower_of_retiring(void)
-{
-    struct bxi_gpu_map *map;
-
-    start(1);
-    gpu_await(LENT, 1);
-    (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
-    gpu_post(HELD);
-    gpu_await(KILLED, 1);
-    GPU_EQ(bxi_gpu_peer_died(gpu_peer[0], gpu_shared->region[0].word), 0);
-    bxi_gpu_map_put(map);
-    gpu_poll_until_nothing_is_left();
-    GPU_EQ(gpu_counters().maps, 0);
-    gpu_end();
-}
-
-Test(gpu_death, of_an_owner_that_was_retiring_a_slab)
-{
-    gpu_world(GPU_ANY);
-    order = BXI_GPU_EVENTS;
-    gpu_fork(0, owner_dies_retiring);
-    gpu_fork(1, borrower_of_retiring);
-    gpu_await(LENT, 2);
-    gpu_kill(0);
-    gpu_post(KILLED);
-    gpu_join(1);
-    gpu_check_machine();
-}
-
 /* ---- The borrower dies ----------------------------------------------------------------------- */
 
 /* Has the slab open and work of its own that never ends; or has only stored its hold and not opened the slab. */
@@ -243,7 +189,7 @@ static void dying_borrower(void)
 {
     struct bxi_gpu_map *map;
 
-    start(1);
+    gpu_start_pair(1);
     gpu_await(LENT, 1);
     if (opens)
         (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
@@ -261,7 +207,7 @@ static void bereaved_owner(void)
 {
     struct bxi_gpu_block *block;
 
-    start(0);
+    gpu_start_pair(0);
     block = gpu_block(2 * GPU_MIB);
     GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
     gpu_post(LENT);
@@ -284,7 +230,7 @@ static void bereaved_owner(void)
 static void borrower_dies(bool with_the_slab_open)
 {
     gpu_world(GPU_ANY);
-    order = BXI_GPU_HOST_WORDS;
+    gpu_order = BXI_GPU_HOST_WORDS;
     opens = with_the_slab_open;
     gpu_fork(0, bereaved_owner);
     gpu_fork(1, dying_borrower);

@@ -15,15 +15,13 @@ TestSuite(gpu_devices, .timeout = 60);
 
 #define BYTES (256u << 10)
 
-static enum bxi_gpu_order order;
-
 enum { MET, LENT, HELD, KILLED, BUSY, LAST };
 
 static void start_on(int rank, const char *devices, int ordinal)
 {
     if (devices != NULL)
         setenv("CUDA_VISIBLE_DEVICES", devices, 1);
-    gpu_start_with(rank, &(struct bxi_gpu_options){ .order = order }, ordinal);
+    gpu_start_on(rank, ordinal);
     gpu_post(MET);
     gpu_await(MET, 2);
     gpu_meet(1 - rank);
@@ -99,7 +97,7 @@ static void mig_owner(void)
 static void mig_borrower(void)
 {
     setenv("CUDA_VISIBLE_DEVICES", "1", 1);
-    gpu_start_with(1, &(struct bxi_gpu_options){ 0 }, 0);
+    gpu_start(1);
     gpu->info[0].is_mig = true;
     gpu_post(MET);
     gpu_await(MET, 2);
@@ -252,7 +250,7 @@ static void borrower_with_two(void)
     uint64_t address;
     pthread_t thread;
 
-    gpu_start_with(1, &(struct bxi_gpu_options){ .order = order }, 1);
+    gpu_start_on(1, 1);
     GPU_EQ(bxi_gpu_device_open(gpu, 2, &second), 0);
     GPU_EQ(bxi_gpu_lane_open(second, NULL, &lane), 0);
     gpu_post(MET);
@@ -265,11 +263,11 @@ static void borrower_with_two(void)
     GPU_CHECK(gpu_holds(lane, address, 9, BYTES));
     GPU_EQ(gpu_counters().fallbacks, 0);
     GPU_EQ(pthread_create(&thread, NULL, waits_for_the_next, NULL), 0);     /* on the device without peer access */
-    while (gpu_counters().fallbacks == 0 && order == BXI_GPU_DEVICE_WORDS)
+    while (gpu_counters().fallbacks == 0 && gpu_order == BXI_GPU_DEVICE_WORDS)
         sched_yield();
     gpu_post(BUSY);
     GPU_EQ(pthread_join(thread, NULL), 0);
-    GPU_EQ(gpu_counters().fallbacks, order == BXI_GPU_DEVICE_WORDS);
+    GPU_EQ(gpu_counters().fallbacks, gpu_order == BXI_GPU_DEVICE_WORDS);
     gpu_post(HELD);
     bxi_gpu_map_put(map);
     gpu_post(LAST);
@@ -298,7 +296,7 @@ static void owner_far_from_one(void)
 static void two_of_three(enum bxi_gpu_order wanted)
 {
     gpu_world(GPU_FAKE);
-    order = wanted;
+    gpu_order = wanted;
     setenv("FAKE_CUDA_DEVICES", "3", 1);
     setenv("FAKE_CUDA_NO_PEER", "0-1", 1);
     gpu_run(2, (gpu_fn[]){ owner_far_from_one, borrower_with_two });

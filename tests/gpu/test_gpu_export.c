@@ -334,14 +334,6 @@ GPU_PAIR(gpu_export, closes_at_once_while_a_stopped_owner_is_asked, 60, GPU_FAKE
 
 #define CHUNKS GPU_CHUNKS
 
-static bxi_a32 freed_count;
-
-static void count_freed(void *context)
-{
-    (void)context;
-    bxi_add(&freed_count, 1);
-}
-
 /* Lends what begins in the first allocation and ends in the last; and some bytes of the second alone. */
 static void lends_a_segment(void)
 {
@@ -354,8 +346,8 @@ static void lends_a_segment(void)
     base = gpu_segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     at = base + GPU_MIB + 4096;
     gpu_fill(gpu_lane, at, 9, bytes);
-    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = at, .bytes = bytes, .freed = count_freed }, &block),
-           0);
+    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = at, .bytes = bytes, .freed = gpu_count_freed },
+                        &block), 0);
     GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = base + 2 * GPU_MIB + 8, .bytes = 64 }, &part), 0);
     GPU_EQ(part->slab, block->slab);                    /* the same allocations are exported once */
     gpu_lend(block, bytes, 0);
@@ -364,9 +356,9 @@ static void lends_a_segment(void)
     bxi_gpu_free(part);
     bxi_gpu_free(block);
     /* The helper calls back when nothing is left that a poll would count. */
-    while (bxi_gpu_poll(gpu) > 0 || bxi_load_acquire(&freed_count) == 0)
+    while (bxi_gpu_poll(gpu) > 0 || bxi_load_acquire(&gpu_freed) == 0)
         sched_yield();
-    GPU_EQ(bxi_load_acquire(&freed_count), 1);
+    GPU_EQ(bxi_load_acquire(&gpu_freed), 1);
     gpu_free_segment(base);
     GPU_EQ(gpu_open_fds(), before);
     GPU_EQ(gpu_counters().staged_bytes + gpu_counters().d2d_bytes, 0);

@@ -36,10 +36,7 @@ static struct bxi_gpu_block *lend(unsigned char value)
 {
     struct bxi_gpu_block *block = gpu_block(BYTES);
 
-    gpu_fill(gpu_lane, block->address, value, BYTES);
-    gpu_lend(block, BYTES, 0);
-    gpu_wait_passed(NULL, &gpu_shared->ref[0].ready);
-    gpu_shared->ref[0].ready = (struct bxi_gpu_point){ 0 };     /* so the slab with its word is not mapped */
+    gpu_lend_ready(block, value);
     return block;
 }
 

@@ -10,17 +10,7 @@
 #define ROUNDS 12
 #define BYTES (256u << 10)
 
-static enum bxi_gpu_order order;
-
-enum { FILLED, READ_BACK, BOTH_OPEN, LAST };
-
-static void open_pair(int rank)
-{
-    gpu_start_with(rank, &(struct bxi_gpu_options){ .order = order }, 0);
-    gpu_meet(1 - rank);
-    gpu_post(BOTH_OPEN);
-    gpu_await(BOTH_OPEN, 2);
-}
+enum { MET, FILLED, READ_BACK, LAST, HELD };
 
 /* ---- Events ------------------------------------------------------------------------------------ */
 
@@ -28,26 +18,22 @@ static void open_pair(int rank)
 
 /* A word of this host holds the lane's stream up. No mark waits for it, and no host for a point of its own process. The
  * driver's thread moves the word: nobody polls. */
-GPU_ALONE(gpu_share, blocks_no_host_for_marks_of_events_and_for_own_points, 60, GPU_ANY)
+GPU_ALONE(gpu_share, blocks_no_host_for_marks_of_events_and_for_own_points, 60, (gpu_order = BXI_GPU_EVENTS, GPU_ANY))
 {
-    unsigned long long address = 0;
     struct bxi_gpu_point point;
     struct bxi_gpu_lane *other;
-    void *gate = NULL;
+    bxi_a64 *gate;
 
-    gpu_start_with(0, &(struct bxi_gpu_options){ .order = BXI_GPU_EVENTS }, 0);
+    gpu_start(0);
     GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &other), 0);
     GPU_EQ(bxi_gpu_enter(gpu_device), 0);
-    GPU_EQ(gpu->cu.cuMemHostAlloc(&gate, 4096, CU_MEMHOSTALLOC_PORTABLE), CUDA_SUCCESS);
-    GPU_EQ(gpu->cu.cuMemHostGetDevicePointer_v2(&address, gate, 0), CUDA_SUCCESS);
-    memset(gate, 0, 4096);
-    GPU_EQ(gpu->cu.cuStreamWaitValue64_v2(gpu_lane->stream, address, 1, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
+    gate = gpu_gate(gpu_lane->stream);
     for (int i = 0; i < MARKS; i++)
         GPU_EQ(bxi_gpu_mark(gpu_lane, &point), 0);
     GPU_EQ(bxi_gpu_after(other, NULL, &point), 0);
     GPU_EQ(bxi_gpu_passed(gpu, NULL, &point), 0);
     GPU_EQ(gpu->cu.cuStreamQuery(other->stream), CUDA_ERROR_NOT_READY);
-    bxi_store_release((bxi_a64 *)gate, 1);
+    bxi_store_release(gate, 1);
     GPU_EQ(bxi_gpu_lane_wait(other), 0);
     GPU_EQ(bxi_gpu_lane_wait(gpu_lane), 0);
     GPU_EQ(bxi_gpu_passed(gpu, NULL, &point), 1);
@@ -60,7 +46,7 @@ GPU_ALONE(gpu_share, blocks_no_host_for_marks_of_events_and_for_own_points, 60, 
 /* A lane that was closed and opened again goes on from the word that the first has left. */
 static void reopens_a_lane(void)
 {
-    open_pair(0);
+    gpu_start_pair(0);
     for (uint32_t round = 1; round <= 2; round++) {
         gpu_fill(gpu_lane, gpu_block(BYTES)->address, 1, BYTES);
         for (int i = 0; i < 8; i++)
@@ -79,7 +65,7 @@ static void follows_a_lane(void)
 {
     struct bxi_gpu_point beyond;
 
-    open_pair(1);
+    gpu_start_pair(1);
     for (uint32_t round = 1; round <= 2; round++) {
         gpu_await(FILLED, round);
         GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->point[0]), 0);
@@ -94,7 +80,7 @@ static void follows_a_lane(void)
     gpu_end();
 }
 
-GPU_PAIR(gpu_share, follows_a_lane_of_events_that_is_opened_again, 60, (order = BXI_GPU_EVENTS, GPU_ANY),
+GPU_PAIR(gpu_share, follows_a_lane_of_events_that_is_opened_again, 60, (gpu_order = BXI_GPU_EVENTS, GPU_ANY),
          reopens_a_lane, follows_a_lane);
 
 /* ---- On the hot path -------------------------------------------------------------------------- */
@@ -104,12 +90,11 @@ static void quiet_owner(void)
     struct bxi_gpu_counters before;
     struct bxi_gpu_block *block;
 
-    open_pair(0);
+    gpu_start_pair(0);
     block = gpu_block(BYTES);
     before = gpu_counters();
     for (uint32_t round = 1; round <= ROUNDS; round++) {
-        GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
-        GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[0].ready), 0);
+        gpu_lend(block, BYTES, 0);
         gpu_post(FILLED);
         gpu_await(READ_BACK, round);
         GPU_EQ(bxi_gpu_block_until(block, gpu_peer[1], &gpu_shared->point[0]), 0);
@@ -133,7 +118,7 @@ static void quiet_borrower(void)
 {
     struct bxi_gpu_counters before;
 
-    open_pair(1);
+    gpu_start_pair(1);
     before = gpu_counters();
     for (uint32_t round = 1; round <= ROUNDS; round++) {
         struct bxi_gpu_map *map;
@@ -154,17 +139,17 @@ static void quiet_borrower(void)
     gpu_end_together(LAST);
 }
 
-GPU_PAIR(gpu_share, neither_copies_nor_blocks_the_host, 120, (order = BXI_GPU_HOST_WORDS, GPU_ANY), quiet_owner,
+GPU_PAIR(gpu_share, neither_copies_nor_blocks_the_host, 120, (gpu_order = BXI_GPU_HOST_WORDS, GPU_ANY), quiet_owner,
          quiet_borrower);
 
 /* Hosts look at words in host memory, which the streams write too: no look calls the driver. */
 GPU_PAIR(gpu_share, neither_copies_nor_blocks_the_host_with_words_in_device_memory, 120,
-         (order = BXI_GPU_DEVICE_WORDS, GPU_ANY), quiet_owner, quiet_borrower);
+         (gpu_order = BXI_GPU_DEVICE_WORDS, GPU_ANY), quiet_owner, quiet_borrower);
 
 /* The region cannot be registered: the streams write pinned words, and polls of their host move those of the region. */
 GPU_PAIR(gpu_share, follows_words_in_device_memory_where_no_page_can_be_registered, 120,
          (setenv("FAKE_CUDA_NO_HOST_REGISTER", "1", 1), setenv("FAKE_CUDA_DELAY_US", "3000", 1),
-          order = BXI_GPU_DEVICE_WORDS, GPU_FAKE), quiet_owner, quiet_borrower);
+          gpu_order = BXI_GPU_DEVICE_WORDS, GPU_FAKE), quiet_owner, quiet_borrower);
 
 /* Discrete x86 cards are reported to register nothing read-only: the words are then registered through a writable
  * mapping, and the order stays the same. */
@@ -174,7 +159,6 @@ Test(gpu_share, waits_for_words_in_host_memory_without_read_only_registration, .
     fake_skip_without_words("no words are chosen");
     setenv("FAKE_CUDA_NO_READ_ONLY", "1", 1);
     setenv("FAKE_CUDA_DELAY_US", "3000", 1);    /* so that waits are put on streams */
-    order = BXI_GPU_ORDER_AUTO;
     gpu_run(2, (gpu_fn[]){ quiet_owner, quiet_borrower });
 }
 
@@ -186,14 +170,13 @@ static void generations_owner(void)
     struct bxi_gpu_block *block;
     unsigned char handle[BXI_GPU_HANDLE_BYTES];
 
-    open_pair(0);
+    gpu_start_pair(0);
     GPU_EQ(bxi_gpu_trim(gpu_device), 1);
     gpu_poll_until_nothing_is_left();
     for (uint32_t round = 1; round <= 2; round++) {
         block = gpu_block(BYTES);
         gpu_fill(gpu_lane, block->address, (unsigned char)(10 * round), BYTES);
-        GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[round]), 0);
-        GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[round].ready), 0);
+        gpu_lend(block, BYTES, round);
         if (round == 2 && gpu_fake())
             GPU_EQ(memcmp(handle, gpu_shared->region[0].slab[block->slab].handle, sizeof(handle)), 0);
         memcpy(handle, gpu_shared->region[0].slab[block->slab].handle, sizeof(handle));
@@ -213,7 +196,7 @@ static void generations_borrower(void)
     struct bxi_gpu_map *map;
     uint64_t address;
 
-    open_pair(1);
+    gpu_start_pair(1);
     for (uint32_t round = 1; round <= 2; round++) {
         gpu_await(FILLED, round);
         address = gpu_borrow(gpu_peer[0], &gpu_shared->ref[round], &map);
@@ -235,9 +218,7 @@ static void generations_borrower(void)
 }
 
 GPU_PAIR(gpu_share, identifies_slabs_by_generation_not_by_the_bytes_of_a_handle, 120,
-         (order = BXI_GPU_ORDER_AUTO, GPU_ANY), generations_owner, generations_borrower);
-
-enum { HELD = 4 };
+         GPU_ANY, generations_owner, generations_borrower);
 
 /* ---- What a peer writes is input -------------------------------------------------------------- */
 
@@ -245,7 +226,7 @@ static void nonsense_owner(void)
 {
     struct bxi_gpu_block *block;
 
-    open_pair(0);
+    gpu_start_pair(0);
     block = gpu_block(BYTES);
     GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
     gpu_post(FILLED);
@@ -280,7 +261,7 @@ static void nonsense_borrower(void)
     struct bxi_gpu_ref ref;
     struct bxi_gpu_map *map;
 
-    open_pair(1);
+    gpu_start_pair(1);
     gpu_await(FILLED, 1);
     ref = gpu_shared->ref[0];
     refuse(ref, -EAGAIN);
@@ -309,12 +290,12 @@ static void nonsense_borrower(void)
     gpu_forget();
     gpu_post(READ_BACK);
     gpu_await(HELD, 1);
-    open_pair(1);
+    gpu_start_pair(1);
     GPU_EQ(gpu_try_map(gpu_peer[0], &ref), -EPROTO);
     gpu_end_together(LAST);
 }
 
-GPU_PAIR(gpu_share, refuses_invalid_slabs_and_points, 120, (order = BXI_GPU_ORDER_AUTO, GPU_ANY), nonsense_owner,
+GPU_PAIR(gpu_share, refuses_invalid_slabs_and_points, 120, GPU_ANY, nonsense_owner,
          nonsense_borrower);
 
 /* ---- Waits of hosts ---------------------------------------------------------------------------- */
@@ -334,7 +315,7 @@ static void waits_on_the_host(void)
     uint64_t before;
     pthread_t thread;
 
-    open_pair(1);
+    gpu_start_pair(1);
     GPU_CHECK(bxi_gpu_helper_drain(&gpu->helper, UINT64_MAX / 2));      /* it registers the page */
     gpu_peer[0]->host_words = 0;                /* as if the page could not be registered */
     before = gpu_counters().fallbacks;
@@ -349,13 +330,13 @@ static void waits_on_the_host(void)
 
 static void closes_a_lane_that_failed(void)
 {
-    open_pair(0);
+    gpu_start_pair(0);
     gpu_await(LAST, 1);                         /* the other process poisons: no work fails here */
     gpu_end();
 }
 
 GPU_PAIR(gpu_share, ends_a_wait_of_the_host_when_a_living_owner_abandons_its_work, 60,
-         (order = BXI_GPU_HOST_WORDS, GPU_FAKE), closes_a_lane_that_failed, waits_on_the_host);
+         (gpu_order = BXI_GPU_HOST_WORDS, GPU_FAKE), closes_a_lane_that_failed, waits_on_the_host);
 
 static void *stages_what_is_late(void *context)
 {
@@ -371,14 +352,15 @@ static void *stages_what_is_late(void *context)
 }
 
 GPU_ALONE(gpu_share, stages_while_other_staging_waits_for_its_lane, 60,
-          (fake_skip_few_queues("staging waits in the queue of the lane that waits"), GPU_ANY))
+          (fake_skip_few_queues("staging waits in the queue of the lane that waits"), gpu_order = BXI_GPU_HOST_WORDS,
+           GPU_ANY))
 {
     struct bxi_gpu_block *block;
     struct bxi_gpu_lane *lane;
     unsigned char bytes[64] = { 1 };
     pthread_t thread;
 
-    gpu_start_with(0, &(struct bxi_gpu_options){ .order = BXI_GPU_HOST_WORDS }, 0);
+    gpu_start(0);
     block = gpu_block(sizeof(bytes));
     GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &lane), 0);
     GPU_EQ(pthread_create(&thread, NULL, stages_what_is_late, lane), 0);

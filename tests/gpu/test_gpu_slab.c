@@ -69,7 +69,8 @@ Test(gpu_heap, finds_a_chunk_that_is_just_large_enough)
 
 static void start_without_words(int rank)
 {
-    gpu_start_with(rank, &(struct bxi_gpu_options){ .order = BXI_GPU_EVENTS }, 0);
+    gpu_order = BXI_GPU_EVENTS;
+    gpu_start(rank);
 }
 
 static void blocks(void)
@@ -269,13 +270,6 @@ static void driver_free(uint64_t address)
     bxi_gpu_leave(gpu_device);
 }
 
-static bxi_a32 given_back;
-
-static void on_freed(void *context)
-{
-    bxi_store_release((bxi_a32 *)context, 1);
-}
-
 enum { WRAPPED, MAPPED, FREED, LAST };
 
 static void foreign_owner(void)
@@ -287,21 +281,20 @@ static void foreign_owner(void)
     memory = driver_alloc(4 * GPU_MIB);
     GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = memory, .bytes = 4 * GPU_MIB }, &whole), 0);
     GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = memory + GPU_MIB, .bytes = GPU_MIB,
-                                                        .freed = on_freed, .context = &given_back }, &part), 0);
+                                                        .freed = gpu_count_freed }, &part), 0);
     GPU_EQ(part->slab, whole->slab);            /* one allocation, one handle */
     GPU_EQ(part->offset, GPU_MIB);
     gpu_fill(gpu_lane, part->address, 0x5a, part->bytes);
-    GPU_EQ(bxi_gpu_ref(part, 0, part->bytes, &gpu_shared->ref[0]), 0);
-    GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[0].ready), 0);
+    gpu_lend(part, part->bytes, 0);
     gpu_post(WRAPPED);
     gpu_await(MAPPED, 1);
     bxi_gpu_free(part);
     bxi_gpu_free(whole);
     for (int i = 0; i < 100; i++)
         GPU_EQ(bxi_gpu_poll(gpu), 1);
-    GPU_EQ(bxi_load_acquire(&given_back), 0);   /* the borrower still has it open */
+    GPU_EQ(bxi_load_acquire(&gpu_freed), 0);   /* the borrower still has it open */
     gpu_post(FREED);
-    while (bxi_load_acquire(&given_back) == 0) {
+    while (bxi_load_acquire(&gpu_freed) == 0) {
         (void)bxi_gpu_poll(gpu);
         sched_yield();
     }

@@ -19,15 +19,6 @@ enum { LENT = 1, HELD, KILLED, LAST };
 
 TestSuite(gpu_vmm, .init = gpu_export_by_default, .timeout = 60);
 
-static void lend(struct bxi_gpu_block *block, unsigned char value)
-{
-    gpu_fill(gpu_lane, block->address, value, block->bytes);
-    GPU_EQ(bxi_gpu_ref(block, 0, block->bytes, &gpu_shared->ref[0]), 0);
-    GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[0].ready), 0);
-    gpu_wait_passed(NULL, &gpu_shared->ref[0].ready);
-    gpu_shared->ref[0].ready = (struct bxi_gpu_point){ 0 };     /* so the slab with its word is not mapped */
-}
-
 /* Polls for two seconds at most. */
 static bool closes_all_maps(void)
 {
@@ -49,7 +40,7 @@ static void lends_and_retires(void)
 
     gpu_start_beside(0, 1);
     block = gpu_block(BYTES);
-    lend(block, 5);
+    gpu_lend_ready(block, 5);
     gpu_post(LENT);
     gpu_await(HELD, 1);
     bxi_gpu_free(block);
@@ -187,21 +178,13 @@ static void fail(const char *call, int left)
     vmm->fails = call;
 }
 
-static bxi_a32 freed_count;
-
-static void count_freed(void *context)
-{
-    (void)context;
-    bxi_add(&freed_count, 1);
-}
-
 static struct bxi_gpu_block *lend_segment(uint64_t base)
 {
-    struct bxi_gpu_foreign range = { .address = base, .bytes = CHUNKS * CHUNK_BYTES, .freed = count_freed };
+    struct bxi_gpu_foreign range = { .address = base, .bytes = CHUNKS * CHUNK_BYTES, .freed = gpu_count_freed };
     struct bxi_gpu_block *block;
 
     GPU_EQ(bxi_gpu_wrap(gpu, &range, &block), 0);
-    lend(block, 9);
+    gpu_lend_ready(block, 9);
     return block;
 }
 
@@ -216,7 +199,7 @@ static void lends_a_segment(void)
     gpu_post(LENT);
     gpu_await(LAST, 1);
     bxi_gpu_free(block);
-    while (bxi_gpu_poll(gpu) > 0 || bxi_load_acquire(&freed_count) == 0)
+    while (bxi_gpu_poll(gpu) > 0 || bxi_load_acquire(&gpu_freed) == 0)
         sched_yield();
     gpu_free_segment(base);
     gpu_end();
@@ -315,7 +298,7 @@ static void closes_while_it_is_read(void)
     gpu_post(LENT);
     gpu_await(HELD, 1);
     gpu_end();
-    GPU_EQ(bxi_load_acquire(&freed_count), 0);
+    GPU_EQ(bxi_load_acquire(&gpu_freed), 0);
     gpu_post(KILLED);
     gpu_await(LAST, 1);
 }
@@ -346,7 +329,7 @@ static void closes_while_it_is_given_back(void)
     gpu_post(LENT);
     gpu_await(HELD, 1);
     gpu_end();
-    GPU_EQ(bxi_load_acquire(&freed_count), 1);
+    GPU_EQ(bxi_load_acquire(&gpu_freed), 1);
     gpu_post(LAST);
 }
 

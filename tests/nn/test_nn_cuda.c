@@ -655,23 +655,15 @@ GPU_TEST(a_process_that_was_forked_afterwards_is_refused)
     drop_arrays(&a);
 }
 
-GPU_TEST(running_statistics_are_on_the_device_once_the_net_is_finished)
+/* They are on the device, and begin there as on the CPU (nn_cases.h). */
+GPU_TEST(running_statistics_are_not_there_before_the_net_is_finished)
 {
     struct bx_net *net = make_net(2);
-    float *mean = NULL, *var = NULL, got[8];
+    float *mean = NULL, *var = NULL;
     size_t channels = 0;
 
     cr_assert_eq(bx_net_running(net, "norm", &mean, &var, &channels), BX_E_STATE);
     cr_assert_eq(bx_net_running(net, "other", &mean, &var, &channels), -ENOENT);
     cr_assert_null(mean);
-    cr_assert_eq(bx_net_finish(net, 7), 0, "%s", bx_error_text());
-    cr_assert_eq(bx_net_running(net, "norm", &mean, &var, &channels), 0, "%s", bx_error_text());
-    cr_assert_eq(channels, 8);
-    twin_get(got, mean, sizeof(got));
-    for (size_t c = 0; c < 8; c++)
-        cr_assert_eq(got[c], 0.0f);
-    twin_get(got, var, sizeof(got));
-    for (size_t c = 0; c < 8; c++)
-        cr_assert_eq(got[c], 1.0f);
     bx_net_destroy(net);
 }

@@ -9,29 +9,36 @@
 #include "stat_run.h"
 
 struct check_wrong {
-    const char *what;
     const char *invariant;          /* "I7" */
-    void (*spoil)(void);            /* NULL: it is one word of a rank's segment */
-    int rank;
-    size_t offset, bytes;
-    uint64_t value;
+    const char *what;
+    void (*spoil)(void);
 };
-
-#define WORD_IS(of_rank, table, member, becomes)                                                        \
-    .rank = (of_rank), .offset = offsetof(struct bxi_##table, member),                                 \
-    .bytes = sizeof(((struct bxi_##table *)0)->member), .value = (becomes)
+/* Of lists of {invariant, what is wrong, the change that makes it so}: the functions, and the rows. */
+#define CHECK_SPOILS(invariant, what, ...) \
+    static void spoil_##what(void) \
+    { \
+        __VA_ARGS__; \
+    }
+#define CHECK_WRONG(invariant, what, ...) { #invariant, #what, spoil_##what },
 
 /* A word that goes back and forth. */
 struct check_change {
-    const char *what;
     const char *invariant;
+    const char *what;
     void (*turn)(int up);
 };
+#define CHECK_TURNS(invariant, what, ...) \
+    static void turn_##what(int up) \
+    { \
+        __VA_ARGS__; \
+    }
+#define CHECK_CHANGE(invariant, what, ...) { #invariant, #what, turn_##what },
 
-/* Each of them, in a job made for it, of living or of killed workers, is found with its number, before any other. */
-void check_each(struct plant *plant, void (*make)(void), const struct check_wrong *wrongs, size_t count, bool alive);
+/* Each of them, in a job made for it in the place of the one that is there, of living or of killed workers, is found
+ * with its number, before any other. */
+void check_each(void (*make)(void), const struct check_wrong *wrongs, size_t count, bool alive);
 /* While the word turns, nothing else is found, and in the end that. */
-void check_changes(struct plant *plant, void (*make)(void), const struct check_change *changes, size_t count);
-void check_is_fine(const struct plant *plant, const char *what);
+void check_changes(void (*make)(void), const struct check_change *changes, size_t count);
+void check_is_fine(const char *what);
 
 #endif

@@ -6,17 +6,20 @@
 #include "stat_plant.h"
 #include "tests/harness/harness.h"
 
+#include "base/base.h"
 #include "shm/fork.h"
 
 #include <sys/prctl.h>
 
-static void make_one(struct plant *plant, int rank)
+struct plant plant;
+
+static void make_one(int rank)
 {
     static const char *const names[] = { "caller", "callee" };
     static const char *const functions[PLANT_FUNCTIONS] = { "add", "pick", "save" };
-    struct bxi_segment *segment = &plant->segment[rank];
+    struct bxi_segment *segment = &plant.segment[rank];
 
-    cr_assert_eq(bxi_segment_create(segment, plant->job, names[rank], PLANT_INSTANCE, rank, 2), 0);
+    cr_assert_eq(bxi_segment_create(segment, plant.job, names[rank], PLANT_INSTANCE, rank, 2), 0);
     cr_assert_eq(bxi_segment_open_ring(segment, 1 - rank), 0);
     segment->control->header.arena_bytes = 1 << 20;
     for (int i = 0; i < PLANT_FUNCTIONS; i++) {
@@ -27,111 +30,116 @@ static void make_one(struct plant *plant, int rank)
     bxi_store_relaxed(&segment->control->header.state, BXI_RUNNING);
 }
 
-static void join(struct plant *plant, int from, uint64_t pos)
+static void join(int from, uint64_t pos)
 {
-    struct bxi_control *mine = plant_control(plant, from), *other = plant_control(plant, 1 - from);
-    unsigned char *ring = bxi_segment_at(&plant->segment[from], bxi_ring_offset(1 - from));
+    struct bxi_control *mine = plant_control(from), *other = plant_control(1 - from);
+    unsigned char *ring = bxi_segment_at(&plant.segment[from], bxi_ring_offset(1 - from));
 
-    bxi_ring_writer_init(&plant->writer[from], ring, BXI_RING_BYTES, pos, &other->credit[from].position,
+    bxi_ring_writer_init(&plant.writer[from], ring, BXI_RING_BYTES, pos, &other->credit[from].position,
                          &mine->pair[1 - from].want_credit);
-    bxi_ring_reader_init(&plant->reader[1 - from], ring, BXI_RING_BYTES, pos, &other->credit[from].position,
+    bxi_ring_reader_init(&plant.reader[1 - from], ring, BXI_RING_BYTES, pos, &other->credit[from].position,
                          &mine->pair[1 - from].want_credit);
     bxi_store_relaxed(&other->credit[from].position, pos);
-    bxi_store_relaxed(&plant_counters(plant, from)->write_pos, pos);
-    bxi_store_relaxed(&plant_counters(plant, 1 - from)->read_pos, pos);
+    bxi_store_relaxed(&plant_counters(from)->write_pos, pos);
+    bxi_store_relaxed(&plant_counters(1 - from)->read_pos, pos);
     bxi_store_relaxed(&mine->pair[1 - from].open, 1);
 }
 
-void plant_make(struct plant *plant, uint64_t pos)
+void plant_make(uint64_t pos)
 {
-    memset(plant, 0, sizeof(*plant));
-    harness_name(plant->job, sizeof(plant->job), "plant-");
+    memset(&plant, 0, sizeof(plant));
+    harness_name(plant.job, sizeof(plant.job), "plant-");
     for (int rank = 0; rank < 2; rank++)
-        make_one(plant, rank);
+        make_one(rank);
     for (int rank = 0; rank < 2; rank++)
-        join(plant, rank, pos);
+        join(rank, pos);
 }
 
-void plant_kill(struct plant *plant, int rank)
+void plant_begin(void)
+{
+    plant_make(0);
+}
+
+void plant_kill(int rank)
 {
     struct flock lock = { .l_type = F_UNLCK, .l_whence = SEEK_SET };
 
     /* Closing the descriptor does not release the lock: the mapping keeps the same open file. */
-    cr_assert_eq(fcntl(plant->segment[rank].fd, F_OFD_SETLK, &lock), 0);
-    bxi_unshared_close(plant->segment[rank].fd);
-    plant->segment[rank].fd = -1;
+    cr_assert_eq(fcntl(plant.segment[rank].fd, F_OFD_SETLK, &lock), 0);
+    bxi_unshared_close(plant.segment[rank].fd);
+    plant.segment[rank].fd = -1;
 }
 
-void plant_comes(struct plant *plant, int rank, uint32_t generation)
+void plant_comes(int rank, uint32_t generation)
 {
-    bxi_segment_destroy(&plant->segment[rank]);
-    make_one(plant, rank);
-    plant_control(plant, rank)->header.generation = generation;
-    bxi_store_relaxed(&plant_control(plant, rank)->header.state, BXI_STARTING);
+    bxi_segment_destroy(&plant.segment[rank]);
+    make_one(rank);
+    plant_control(rank)->header.generation = generation;
+    bxi_store_relaxed(&plant_control(rank)->header.state, BXI_STARTING);
 }
 
-void plant_joins(struct plant *plant, int rank)
+void plant_joins(int rank)
 {
-    memset((void *)plant_counters(plant, 1 - rank), 0, sizeof(struct bxi_pair_counters));
-    memset(bxi_segment_at(&plant->segment[1 - rank], bxi_ring_offset(rank)), 0, BXI_RING_BYTES);
-    join(plant, 1 - rank, 0);
-    join(plant, rank, 0);
-    bxi_store_relaxed(&plant_control(plant, rank)->header.state, BXI_RUNNING);
+    memset((void *)plant_counters(1 - rank), 0, sizeof(struct bxi_pair_counters));
+    memset(bxi_segment_at(&plant.segment[1 - rank], bxi_ring_offset(rank)), 0, BXI_RING_BYTES);
+    join(1 - rank, 0);
+    join(rank, 0);
+    bxi_store_relaxed(&plant_control(rank)->header.state, BXI_RUNNING);
 }
 
-void plant_remove(struct plant *plant)
+void plant_remove(void)
 {
     for (int rank = 0; rank < 2; rank++)
-        bxi_segment_destroy(&plant->segment[rank]);
+        bxi_segment_destroy(&plant.segment[rank]);
 }
 
-struct bxi_control *plant_control(struct plant *plant, int rank)
+struct bxi_control *plant_control(int rank)
 {
-    return plant->segment[rank].control;
+    return plant.segment[rank].control;
 }
 
-struct bxi_pair_counters *plant_counters(struct plant *plant, int rank)
+struct bxi_pair_counters *plant_counters(int rank)
 {
-    return &bxi_tables(plant_control(plant, rank))->pair_counters[1 - rank];
+    return &bxi_tables(plant_control(rank))->pair_counters[1 - rank];
 }
 
-bool plant_put(struct plant *plant, int rank, uint64_t payload_bytes)
+bool plant_put(int rank, uint64_t payload_bytes)
 {
     void *payload;
 
-    if (bxi_ring_reserve(&plant->writer[rank], payload_bytes, &payload) < 0)
+    if (bxi_ring_reserve(&plant.writer[rank], payload_bytes, &payload) < 0)
         return false;
     memset(payload, 0xa5, payload_bytes);
-    bxi_ring_commit(&plant->writer[rank], payload_bytes);
+    bxi_ring_commit(&plant.writer[rank], payload_bytes);
     return true;
 }
 
-void plant_count(struct plant *plant, int rank)
+void plant_count(int rank)
 {
-    bxi_count(&plant_counters(plant, rank)->frames_sent, 1);
-    bxi_store_relaxed(&plant_counters(plant, rank)->write_pos, plant->writer[rank].write_pos);
+    bxi_count(&plant_counters(rank)->frames_sent, 1);
+    bxi_store_relaxed(&plant_counters(rank)->write_pos, plant.writer[rank].write_pos);
 }
 
-bool plant_take(struct plant *plant, int rank)
+bool plant_take(int rank)
 {
     const void *payload;
     uint32_t payload_bytes;
 
-    if (bxi_ring_peek(&plant->reader[rank], &payload, &payload_bytes) != 1)
+    if (bxi_ring_peek(&plant.reader[rank], &payload, &payload_bytes) != 1)
         return false;
-    bxi_ring_advance(&plant->reader[rank], payload_bytes);
-    bxi_count(&plant_counters(plant, rank)->frames_received, 1);
-    bxi_store_relaxed(&plant_counters(plant, rank)->read_pos, plant->reader[rank].read_pos);
+    bxi_ring_advance(&plant.reader[rank], payload_bytes);
+    bxi_count(&plant_counters(rank)->frames_received, 1);
+    bxi_store_relaxed(&plant_counters(rank)->read_pos, plant.reader[rank].read_pos);
     return true;
 }
 
-struct bxi_hist *plant_hist(struct plant *plant, int rank, int peer, int function)
+struct bxi_hist *plant_hist(int rank, int peer, int function)
 {
-    bxi_a32 *count = &plant_control(plant, rank)->header.hist_count;
-    struct bxi_hist *hist = bxi_segment_at(&plant->segment[rank], bxi_hist_offset(bxi_load_relaxed(count)));
+    bxi_a32 *count = &plant_control(rank)->header.hist_count;
+    struct bxi_hist *hist = bxi_segment_at(&plant.segment[rank], bxi_hist_offset(bxi_load_relaxed(count)));
 
     /* Writing allocates the page; a worker would have allocated it before. */
-    memcpy(hist->name, plant_control(plant, peer)->function[function].name, BXI_NAME_BYTES);
+    memcpy(hist->name, plant_control(peer)->function[function].name, BXI_NAME_BYTES);
     hist->who = (uint64_t)peer | (uint64_t)function << 16;
     bxi_store_relaxed(count, bxi_load_relaxed(count) + 1);
     return hist;
@@ -149,10 +157,10 @@ void plant_sample(struct bxi_hist *hist, uint64_t queue_ns, uint64_t handler_ns,
     }
 }
 
-struct bxi_object_row *plant_object(struct plant *plant, int rank, uint64_t id, uint64_t since_ns)
+struct bxi_object_row *plant_object(int rank, uint64_t id, uint64_t since_ns)
 {
-    bxi_a64 *rows = &bxi_tables(plant_control(plant, rank))->object_rows;
-    struct bxi_object_row *all = bxi_segment_at(&plant->segment[rank], BXI_OBJECTS_OFFSET);
+    bxi_a64 *rows = &bxi_tables(plant_control(rank))->object_rows;
+    struct bxi_object_row *all = bxi_segment_at(&plant.segment[rank], BXI_OBJECTS_OFFSET);
     struct bxi_object_row *row = all + bxi_load_relaxed(rows);
 
     cr_assert_lt(bxi_load_relaxed(rows), BXI_OBJECTS_MAX);
@@ -167,27 +175,32 @@ struct bxi_object_row *plant_object(struct plant *plant, int rank, uint64_t id, 
     return row;
 }
 
-struct bxi_remote_row *plant_remote(struct plant *plant, int rank)
+struct bxi_remote_row *plant_remote(int rank)
 {
-    struct bxi_remote_row *rows = bxi_segment_at(&plant->segment[rank], BXI_REMOTES_OFFSET);
+    struct bxi_remote_row *rows = bxi_segment_at(&plant.segment[rank], BXI_REMOTES_OFFSET);
     struct bxi_remote_row *row = &rows[1 - rank];
 
-    shm_unlink(plant->segment[1 - rank].shm_name);
+    shm_unlink(plant.segment[1 - rank].shm_name);
     /* Writing allocates the pages; a worker would have allocated them before. */
     memset((void *)rows, 0, 2 * sizeof *rows);
-    memcpy(row->name, plant_control(plant, 1 - rank)->header.name, sizeof row->name);
+    memcpy(row->name, plant_control(1 - rank)->header.name, sizeof row->name);
     memcpy(row->host, "far", 4);
     memcpy(row->transport, "tcp/eth0", 9);
     bxi_store_relaxed(&row->bytes_sent, 1500);
     bxi_store_relaxed(&row->bytes_received, 700);
     bxi_store_relaxed(&row->round_trip_ns, 42000);
-    bxi_store_relaxed(&bxi_tables(plant_control(plant, rank))->remote_rows, 2);
+    bxi_store_relaxed(&bxi_tables(plant_control(rank))->remote_rows, 2);
     return row;
 }
 
-bxi_a64 *plant_word(struct plant *plant, int rank, uint64_t pos)
+bxi_a64 *plant_word(int rank, uint64_t pos)
 {
-    return (bxi_a64 *)(void *)(plant->writer[rank].base + (pos & (BXI_RING_BYTES - 1)));
+    return (bxi_a64 *)(void *)(plant.writer[rank].base + (pos & (BXI_RING_BYTES - 1)));
+}
+
+uint64_t plant_ago(uint64_t seconds)
+{
+    return bxi_now_ns() - seconds * UINT64_C(1000000000);
 }
 
 pid_t plant_turn(void (*turn)(int up))

@@ -5,8 +5,6 @@
  */
 #include "stat_plant_gpu.h"
 
-struct plant gpu_plant;
-
 void gpu_set(bxi_a64 *word, uint64_t value)
 {
     bxi_store_relaxed(word, value);
@@ -14,17 +12,17 @@ void gpu_set(bxi_a64 *word, uint64_t value)
 
 struct bxi_gpu_region *gpu_region(int rank)
 {
-    return bxi_segment_at(&gpu_plant.segment[rank], BXI_DEVICE_OFFSET);
+    return bxi_segment_at(&plant.segment[rank], BXI_DEVICE_OFFSET);
 }
 
 struct bxi_gpu_held *gpu_held(int rank, int owner)
 {
-    return bxi_segment_at(&gpu_plant.segment[rank], bxi_device_pair_offset(owner));
+    return bxi_segment_at(&plant.segment[rank], bxi_device_pair_offset(owner));
 }
 
 bxi_a64 *gpu_counter(int rank, enum bxi_counter which)
 {
-    return &bxi_tables(plant_control(&gpu_plant, rank))->counters[which];
+    return &bxi_tables(plant_control(rank))->counters[which];
 }
 
 void gpu_set_slab(int rank, uint32_t slab, uint64_t generation, unsigned state)
@@ -34,7 +32,7 @@ void gpu_set_slab(int rank, uint32_t slab, uint64_t generation, unsigned state)
 
 void gpu_set_open(int rank, uint32_t open)
 {
-    bxi_store_relaxed(&plant_control(&gpu_plant, rank)->header.device_open, open);
+    bxi_store_relaxed(&plant_control(rank)->header.device_open, open);
 }
 
 /* Two devices, each with a lane. */
@@ -42,7 +40,7 @@ static void make_gpu(int rank)
 {
     struct bxi_gpu_region *mine = gpu_region(rank);
 
-    cr_assert_eq(bxi_segment_open_device(&gpu_plant.segment[rank], 2), 0);
+    cr_assert_eq(bxi_segment_open_device(&plant.segment[rank], 2), 0);
     mine->head.layout = BXI_GPU_LAYOUT;
     gpu_set(&mine->head.magic, BXI_GPU_MAGIC);
     for (int i = 0; i < 2; i++) {
@@ -64,14 +62,9 @@ void gpu_fill_slab(int rank, uint32_t slab, int device, uint64_t bytes)
     memcpy(row->uuid, gpu_region(rank)->head.device[device], sizeof(row->uuid));
 }
 
-void gpu_plant_remove(void)
-{
-    plant_remove(&gpu_plant);
-}
-
 void gpu_plant_make(void)
 {
-    plant_make(&gpu_plant, 0);
+    plant_begin();
     make_gpu(0);
     make_gpu(1);
     gpu_fill_slab(0, 0, 0, 64 * MIB);

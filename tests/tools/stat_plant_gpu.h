@@ -21,12 +21,9 @@
 #define UUID_1 "GPU-11111111-1111-1111-1111-111111111111"
 #define UUID_2 "GPU-22222222-2222-2222-2222-222222222222"
 
-extern struct plant gpu_plant;
-
-/* Makes gpu_plant and the GPUs of both its workers. The callee has opened 5 slabs and closed 3, and cannot map device 1
+/* Makes the plant and the GPUs of both its workers. The callee has opened 5 slabs and closed 3, and cannot map device 1
  * of the caller. */
 void gpu_plant_make(void);
-void gpu_plant_remove(void);
 
 struct bxi_gpu_region *gpu_region(int rank);
 struct bxi_gpu_held *gpu_held(int rank, int owner);

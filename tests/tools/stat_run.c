@@ -76,6 +76,12 @@ struct stat_run stat_run_fine(const char *command, const char *job)
     return run;
 }
 
+void stat_run_fits(const struct stat_run *run)
+{
+    for (const char *line = run->text; *line != '\0'; line = strchr(line, '\n') + 1)
+        cr_expect_leq(strcspn(line, "\n"), 80, "%s", run->text);
+}
+
 const struct json *stat_run_job(const struct stat_run *run)
 {
     return json_at(json_get(run->json, "jobs"), 0);

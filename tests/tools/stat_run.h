@@ -23,6 +23,8 @@ struct stat_run stat_run_fine(const char *command, const char *job);
 
 /* Its text has that part. */
 #define STAT_RUN_SAYS(run, part) cr_expect_not_null(strstr((run).text, (part)), "%s", (run).text)
+/* No line of its text is wider than 80 columns. */
+void stat_run_fits(const struct stat_run *run);
 
 /* The first job of the list. */
 const struct json *stat_run_job(const struct stat_run *run);

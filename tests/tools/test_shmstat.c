@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat beside running jobs: it shows exactly the frames, bytes and loans that there were; it shows what a worker
- * does; `check` finds nothing while all workers send. test_shmstat_check.c has segments that violate invariants.
+ * shmstat beside running jobs: it shows exactly the loans that there were; it shows what a worker does; `check` finds
+ * nothing while all workers send. test_shmstat_check.c has segments that violate invariants, test_shmstat_rings.c
+ * frames and bytes.
  */
 #include "tests/harness/loans.h"
 #include "stat_run.h"
@@ -9,7 +10,6 @@
 #include "rpc/rpc.h"
 
 #define CALLS 7
-#define CALL_BYTES 300
 #define CHECKS 40
 #define IN_FLIGHT 32
 
@@ -42,58 +42,6 @@ static struct stat_run show_when_counted(int from, int to, double frames)
     while (ring(&run, from, to) == NULL || json_number(json_get(ring(&run, from, to), "frames")) < frames)
         run = show();
     return run;
-}
-
-static uint64_t record(uint64_t payload_bytes)
-{
-    return (payload_bytes + 8 + BXI_LINE - 1) / BXI_LINE * BXI_LINE;
-}
-
-static void expect_ring(const struct stat_run *run, int from, int to, uint64_t payload_bytes)
-{
-    const struct json *row = ring(run, from, to);
-
-    EXPECT(row, "from", from);
-    EXPECT_TEXT(row, "to_name", to == 0 ? "worker0" : "worker1");
-    EXPECT(row, "capacity_bytes", BXI_RING_BYTES);
-    EXPECT(row, "frames", CALLS);
-    EXPECT(row, "bytes", CALLS * payload_bytes);
-    EXPECT(row, "write_pos", CALLS * record(payload_bytes));
-    EXPECT(row, "times_full", 0);
-    EXPECT(row, "frames_received", CALLS);
-    EXPECT(row, "bytes_received", CALLS * payload_bytes);
-    EXPECT(row, "unread_bytes", 0);
-    EXPECT(row, "fill_bytes", json_number(json_get(row, "write_pos")) - json_number(json_get(row, "credit")));
-}
-
-static void calls_seven_times(struct bx_job *job)
-{
-    static const unsigned char bytes[CALL_BYTES];
-    OWN(msg) *args = harness_msg_i64(5);
-
-    HARNESS_EQ(bx_msg_put_bytes(args, bytes, sizeof(bytes)), 0);
-    for (int i = 0; i < CALLS; i++)
-        HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", args, NULL, NULL), 0);
-
-    struct stat_run run = show_when_counted(1, 0, CALLS);
-    const struct json *worker = stat_run_worker(&run, 1);
-
-    expect_ring(&run, 0, 1, sizeof(struct bxi_frame) + 8 + CALL_BYTES);
-    expect_ring(&run, 1, 0, sizeof(struct bxi_frame) + 8);
-    HARNESS_CHECK(ring(&run, 0, 2) == NULL && ring(&run, 2, 0) == NULL);
-    HARNESS_EQ(stat_run_counter(worker, "requests_inline"), CALLS);
-    HARNESS_EQ(stat_run_counter(worker, "replies_sent"), CALLS);
-    HARNESS_EQ(stat_run_counter(worker, "calls_sent"), 0);
-    HARNESS_EQ(stat_run_counter(stat_run_worker(&run, 0), "calls_sent"), CALLS);
-    HARNESS_EQ(stat_run_counter(stat_run_worker(&run, 0), "calls_completed"), CALLS);
-    EXPECT(stat_run_job(&run), "world_size", 3);
-    EXPECT(stat_run_job(&run), "workers_alive", 3);
-}
-
-Test(shmstat, shows_exactly_the_frames_and_bytes_that_were_sent, .timeout = 30)
-{
-    bxi_checked = false;            /* kinds of values would be counted too */
-    harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup, .body = { calls_seven_times } });
 }
 
 static void expect_counters(struct bx_job *job, const struct json *worker)
@@ -184,36 +132,6 @@ static void await_activity(int rank, const char *activity)
 
         is_so = strcmp(json_text(json_get(stat_run_worker(&run, rank), "activity")), activity) == 0;
     }
-}
-
-/* A worker whose start has returned may be ahead of the others. */
-static void await_running(void)
-{
-    for (bool is_so = false; !is_so;) {
-        struct stat_run run = stat_run("ls %s --json", harness_job_name());
-
-        is_so = strcmp(json_text(json_get(stat_run_job(&run), "state")), "running") == 0;
-    }
-}
-
-HARNESS_TEST(shmstat, lists_a_job_with_its_workers_and_memory, 30, .size = 3, .setup = loans_setup)
-{
-    await_running();
-
-    struct stat_run run = stat_run("ls %s --json", harness_job_name());
-    const struct json *found = stat_run_job(&run);
-
-    HARNESS_EQ(run.status, 0);
-    EXPECT_TEXT(found, "job", harness_job_name());
-    EXPECT_TEXT(found, "state", "running");
-    EXPECT(found, "alive", 1);
-    EXPECT(found, "world_size", 3);
-    EXPECT(found, "workers_alive", 3);
-    /* No ring is open and no tensor was made: nothing but control pages. */
-    EXPECT(found, "segment_bytes", 3 * bxi_control_used(3));
-    EXPECT(found, "arena_bytes", 0);
-    for (int rank = 0; rank < 3; rank++)
-        EXPECT(stat_run_worker(&run, rank), "pid", harness_pid(rank));
 }
 
 HARNESS_TEST(shmstat, tells_io_uring_from_epoll, 30, .size = 2, .setup = loans_setup,

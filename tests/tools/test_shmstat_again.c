@@ -13,18 +13,17 @@
 #define START (1000 * SECOND)
 #define AGAIN 1                         /* the rank that is replaced */
 
-static struct plant plant;
 static struct top_model model;
 
 static void begin(void)
 {
-    plant_make(&plant, 0);
+    plant_begin();
     model = (struct top_model){ .select = plant.job, .stuck_s = 10 };
 }
 
 static void end(void)
 {
-    plant_remove(&plant);
+    plant_remove();
     top_free(&model);
 }
 
@@ -32,8 +31,8 @@ TestSuite(shmstat_again, .init = begin, .fini = end, .timeout = 60);
 
 static void count_calls(int rank, uint64_t n)
 {
-    bxi_count(&bxi_tables(plant_control(&plant, rank))->counters[BXI_C_calls_sent], n);
-    bxi_count(&bxi_tables(plant_control(&plant, rank))->counters[BXI_C_calls_completed], n);
+    bxi_count(&bxi_tables(plant_control(rank))->counters[BXI_C_calls_sent], n);
+    bxi_count(&bxi_tables(plant_control(rank))->counters[BXI_C_calls_completed], n);
 }
 
 static void sample(enum top_view view, uint64_t at_ns)
@@ -52,8 +51,8 @@ Test(shmstat_again, top_follows_the_new_process_and_takes_no_rate_of_two)
     count_calls(AGAIN, 1000);
     sample(TOP_WORKERS, START);
     cr_expect_eq(number(TOP_GENERATION), 1);
-    plant_comes(&plant, AGAIN, 2);
-    plant_joins(&plant, AGAIN);
+    plant_comes(AGAIN, 2);
+    plant_joins(AGAIN);
     count_calls(AGAIN, 5000);
     sample(TOP_WORKERS, START + SECOND);
     cr_assert_eq(model.count, 2);
@@ -68,12 +67,12 @@ Test(shmstat_again, top_follows_the_new_process_and_takes_no_rate_of_two)
 Test(shmstat_again, top_shows_the_new_process_after_the_old_one_was_gone)
 {
     sample(TOP_RINGS, START);
-    plant_kill(&plant, AGAIN);
+    plant_kill(AGAIN);
     shm_unlink(plant.segment[AGAIN].shm_name);
     sample(TOP_WORKERS, START + SECOND);
     cr_expect_eq(model.totals.workers, 1);
-    plant_comes(&plant, AGAIN, 3);
-    plant_joins(&plant, AGAIN);
+    plant_comes(AGAIN, 3);
+    plant_joins(AGAIN);
     sample(TOP_WORKERS, START + 2 * SECOND);
     cr_expect_eq(model.totals.alive, 2);
     cr_expect_eq(number(TOP_GENERATION), 3);
@@ -103,8 +102,8 @@ Test(shmstat_again, ls_and_show_have_the_generation_from_the_second_on)
     expect_generation(0, 1);
     expect_text("ls", "gen", false);
     expect_text("show", "gen", false);
-    plant_comes(&plant, AGAIN, 2);
-    plant_joins(&plant, AGAIN);
+    plant_comes(AGAIN, 2);
+    plant_joins(AGAIN);
     expect_generation(0, 1);
     expect_generation(AGAIN, 2);
     snprintf(pids, sizeof(pids), "pids      %d %d(gen 2)\n", (int)getpid(), (int)getpid());
@@ -114,7 +113,7 @@ Test(shmstat_again, ls_and_show_have_the_generation_from_the_second_on)
     snprintf(worker, sizeof(worker), "\nboxcar_worker_generation{job=\"%s\",worker=\"callee\",rank=\"1\"} 2\n",
              plant.job);
     expect_text("show --prometheus", worker, true);
-    plant_kill(&plant, AGAIN);
+    plant_kill(AGAIN);
     snprintf(pids, sizeof(pids), "pids      %d %d(gen 2)(dead)\n", (int)getpid(), (int)getpid());
     expect_text("ls", pids, true);
 }
@@ -122,7 +121,7 @@ Test(shmstat_again, ls_and_show_have_the_generation_from_the_second_on)
 /* A segment that was written before there were generations. */
 Test(shmstat_again, generation_0_is_the_first)
 {
-    plant_control(&plant, 0)->header.generation = 0;
+    plant_control(0)->header.generation = 0;
     expect_generation(0, 1);
 }
 
@@ -135,9 +134,9 @@ static void expect_job_state(const char *state)
 
 Test(shmstat_again, a_job_runs_while_a_worker_joins_it)
 {
-    plant_comes(&plant, AGAIN, 1);
+    plant_comes(AGAIN, 1);
     expect_job_state("starting");
-    plant_comes(&plant, AGAIN, 2);
+    plant_comes(AGAIN, 2);
     expect_job_state("running");
     expect_text("ls", "waits", false);
 }
@@ -153,17 +152,17 @@ static void expect_checked(int status)
 Test(shmstat_again, check_reports_nothing_about_a_worker_that_is_just_joining)
 {
     for (int i = 0; i < 1000; i++) {
-        cr_assert(plant_put(&plant, AGAIN, 100));
-        plant_count(&plant, AGAIN);
-        cr_assert(plant_take(&plant, 0));
+        cr_assert(plant_put(AGAIN, 100));
+        plant_count(AGAIN);
+        cr_assert(plant_take(0));
     }
-    cr_assert(plant_put(&plant, 0, 100));
-    plant_count(&plant, 0);
+    cr_assert(plant_put(0, 100));
+    plant_count(0);
     expect_checked(0);
-    plant_comes(&plant, AGAIN, 2);
+    plant_comes(AGAIN, 2);
     expect_checked(0);
-    bxi_store_relaxed(&plant_control(&plant, AGAIN)->header.state, BXI_RUNNING);
+    bxi_store_relaxed(&plant_control(AGAIN)->header.state, BXI_RUNNING);
     expect_checked(1);
-    plant_joins(&plant, AGAIN);
+    plant_joins(AGAIN);
     expect_checked(0);
 }

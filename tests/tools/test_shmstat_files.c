@@ -13,14 +13,13 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-static struct plant plant;
 static char directory[64];          /* of sockets, for this process */
 
-static void remove_plant(void)
+static void remove_all(void)
 {
     char command[128];
 
-    plant_remove(&plant);
+    plant_remove();
     if (directory[0] == '\0')
         return;
     snprintf(command, sizeof(command), "rm -rf '%s'", directory);
@@ -51,15 +50,13 @@ static bool exists(const char *path)
 /* Runs all subcommands that only read; the allowed exit statuses are bits. */
 static void expect_statuses(const char *what, unsigned show, unsigned check)
 {
-    static const char *const commands[] = { "ls %s", "ls %s --json", "show %s", "show %s --json",
-                                            "show %s --prometheus", "calls %s", "calls %s --json", "rrefs %s",
-                                            "rrefs %s --json", "check %s", "check %s --json", "reap %s --json" };
-    char args[128];
+    static const char *const commands[] = { "ls", "ls --json", "show", "show --json", "show --prometheus", "calls",
+                                            "calls --json", "rrefs", "rrefs --json", "check", "check --json",
+                                            "reap --json" };
 
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
-        int length = snprintf(args, sizeof(args), "%.*s", (int)(strchr(commands[i], '%') - commands[i]), commands[i]);
-        snprintf(args + length, sizeof(args) - (size_t)length, "%s%s", plant.job, strchr(commands[i], '%') + 2);
-        struct stat_run run = stat_run("%s", args);
+        const char *args = commands[i];
+        struct stat_run run = stat_run("%s %s", args, plant.job);
         bool shows = strncmp(args, "show", 4) == 0 || strncmp(args, "calls", 5) == 0 ||
                      strncmp(args, "rrefs", 5) == 0;
         unsigned allowed = shows ? show : strncmp(args, "check", 5) == 0 ? check : 1;
@@ -71,11 +68,11 @@ static void expect_statuses(const char *what, unsigned show, unsigned check)
     }
 }
 
-Test(shmstat_files, a_control_character_does_not_reach_the_terminal, .timeout = 20, .fini = remove_plant)
+Test(shmstat_files, a_control_character_does_not_reach_the_terminal, .timeout = 20, .fini = remove_all)
 {
-    plant_make(&plant, 0);
-    strcpy(plant_control(&plant, 0)->header.name, "a\033[2Jb\n\"\\");
-    strcpy(plant_control(&plant, 0)->function[0].name, "\033]0;x\007");
+    plant_begin();
+    strcpy(plant_control(0)->header.name, "a\033[2Jb\n\"\\");
+    strcpy(plant_control(0)->function[0].name, "\033]0;x\007");
 
     struct stat_run text = stat_run("show %s", plant.job);
     struct stat_run json = stat_run("show %s --json", plant.job);
@@ -96,7 +93,7 @@ static void expect_problem(const char *problem)
     cr_expect_eq(json_number(json_get(stat_run_worker(&run, 0), "readable")), 0);
 }
 
-Test(shmstat_files, a_file_of_any_size_is_reported_in_a_sentence, .timeout = 60, .fini = remove_plant)
+Test(shmstat_files, a_file_of_any_size_is_reported_in_a_sentence, .timeout = 60, .fini = remove_all)
 {
     static const struct {
         off_t bytes;
@@ -113,12 +110,12 @@ Test(shmstat_files, a_file_of_any_size_is_reported_in_a_sentence, .timeout = 60,
     char path[128];
 
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
-        plant_make(&plant, 0);
+        plant_begin();
         path_of(path, 0);
         cr_assert_eq(truncate(path, sizes[i].bytes), 0);
         expect_statuses("a size", 1u << 0, sizes[i].check);
         expect_problem(sizes[i].problem);
-        plant_remove(&plant);
+        plant_remove();
     }
 }
 
@@ -138,26 +135,26 @@ static void expect_other_version(int version)
 }
 
 /* As in version 3: rings follow the control pages, and the file has that size. */
-Test(shmstat_files, a_worker_of_an_older_layout_is_listed_with_its_version, .timeout = 20, .fini = remove_plant)
+Test(shmstat_files, a_worker_of_an_older_layout_is_listed_with_its_version, .timeout = 20, .fini = remove_all)
 {
     const uint64_t bytes = 73728 + 2 * 176128;
     char path[128];
 
-    plant_make(&plant, 0);
+    plant_begin();
     for (int rank = 0; rank < 2; rank++) {
-        plant_control(&plant, rank)->header.layout_version = 3;
-        plant_control(&plant, rank)->header.segment_bytes = bytes;
+        plant_control(rank)->header.layout_version = 3;
+        plant_control(rank)->header.segment_bytes = bytes;
         path_of(path, rank);
         cr_assert_eq(truncate(path, (off_t)bytes), 0);
     }
     expect_other_version(3);
 }
 
-Test(shmstat_files, an_object_that_is_no_file_is_ignored, .timeout = 20, .fini = remove_plant)
+Test(shmstat_files, an_object_that_is_no_file_is_ignored, .timeout = 20, .fini = remove_all)
 {
     char path[128];
 
-    plant_make(&plant, 0);
+    plant_begin();
     path_of(path, 0);
     cr_assert_eq(unlink(path), 0);
     cr_assert_eq(mkfifo(path, 0600), 0);
@@ -214,16 +211,16 @@ Test(shmstat_files, reap_says_that_there_is_no_such_job, .timeout = 20)
 }
 
 /* The header has the pid of this process, which is alive: pids do not matter. */
-Test(shmstat_files, reap_removes_with_yes_what_a_job_without_a_living_worker_left, .timeout = 20, .fini = remove_plant)
+Test(shmstat_files, reap_removes_with_yes_what_a_job_without_a_living_worker_left, .timeout = 20, .fini = remove_all)
 {
     use_own_sockets();
-    plant_make(&plant, 0);
-    cr_assert_eq(plant_control(&plant, 0)->header.pid, (uint32_t)getpid());
+    plant_begin();
+    cr_assert_eq(plant_control(0)->header.pid, (uint32_t)getpid());
     expect_reaped("--yes", 0, 0);
-    plant_kill(&plant, 1);
+    plant_kill(1);
     expect_reaped("--yes", 0, 0);
     expect_both(true);
-    plant_kill(&plant, 0);
+    plant_kill(0);
 
     struct stat_run run = stat_run("ls %s --json", plant.job);
 
@@ -245,7 +242,7 @@ static void make_file(const char *name, const char *suffix, char path[128])
     close(fd);
 }
 
-Test(shmstat_files, reap_removes_the_socket_of_a_job_whose_lock_is_free, .timeout = 20, .fini = remove_plant)
+Test(shmstat_files, reap_removes_the_socket_of_a_job_whose_lock_is_free, .timeout = 20, .fini = remove_all)
 {
     struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
     char socket_path[128], lock_path[128];
@@ -269,7 +266,7 @@ Test(shmstat_files, reap_removes_the_socket_of_a_job_whose_lock_is_free, .timeou
 }
 
 Test(shmstat_files, reap_removes_doors_at_which_nobody_listens_and_a_mutex_that_is_free, .timeout = 20,
-     .fini = remove_plant)
+     .fini = remove_all)
 {
     struct sockaddr_un address = { .sun_family = AF_UNIX };
     char mutex_path[128];
@@ -294,11 +291,11 @@ Test(shmstat_files, reap_removes_doors_at_which_nobody_listens_and_a_mutex_that_
 
 /* ---- Jobs of one name -------------------------------------------------------------------------------- */
 
-Test(shmstat_files, two_jobs_of_one_name_are_selected_by_their_instance, .timeout = 20, .fini = remove_plant)
+Test(shmstat_files, two_jobs_of_one_name_are_selected_by_their_instance, .timeout = 20, .fini = remove_all)
 {
     struct bxi_segment other;
 
-    plant_make(&plant, 0);
+    plant_begin();
     cr_assert_eq(bxi_segment_create(&other, plant.job, "single", 7, 0, 1), 0);
 
     struct stat_run both = stat_run("ls %s --json", plant.job);
@@ -327,7 +324,7 @@ static _Noreturn void start_by_hand(const char *job_name, int rank)
 
 static void expect_said(const char *subcommand, const char *job_name, const char *part)
 {
-    struct stat_run run = stat_run("%s", subcommand);
+    struct stat_run run = stat_run("%s %s", subcommand, job_name);
 
     cr_expect_eq(run.status, 0);
     cr_expect_not_null(strstr(run.text, part), "%s of job %s: '%s' does not say '%s'", subcommand, job_name, run.text,
@@ -336,7 +333,7 @@ static void expect_said(const char *subcommand, const char *job_name, const char
 
 Test(shmstat_files, a_starting_job_names_the_ranks_that_have_not_come, .timeout = 60)
 {
-    char job_name[BXI_NAME_BYTES], command[128];
+    char job_name[BXI_NAME_BYTES];
     const int ranks[] = { 0, 2 };
     pid_t pids[2];
 
@@ -350,14 +347,10 @@ Test(shmstat_files, a_starting_job_names_the_ranks_that_have_not_come, .timeout 
         struct stat_run run = stat_run("ls %s 2>/dev/null", job_name);
         both = strstr(run.text, "starting     2/5") != NULL;
     }
-    snprintf(command, sizeof(command), "ls %s", job_name);
-    expect_said(command, job_name, "waits     ranks 1, 3, 4 have not come\n");
-    snprintf(command, sizeof(command), "ls %s --json", job_name);
-    expect_said(command, job_name, "\"missing_ranks\": [1, 3, 4]");
-    snprintf(command, sizeof(command), "show %s", job_name);
-    expect_said(command, job_name, "it is starting: ranks 1, 3, 4 have not come\n");
-    snprintf(command, sizeof(command), "why worker2 %s", job_name);
-    expect_said(command, job_name, "waits in bx_job_start: ranks 1, 3, 4 have not come.\n");
+    expect_said("ls", job_name, "waits     ranks 1, 3, 4 have not come\n");
+    expect_said("ls --json", job_name, "\"missing_ranks\": [1, 3, 4]");
+    expect_said("show", job_name, "it is starting: ranks 1, 3, 4 have not come\n");
+    expect_said("why worker2", job_name, "waits in bx_job_start: ranks 1, 3, 4 have not come.\n");
     for (int i = 0; i < 2; i++) {
         kill(pids[i], SIGKILL);
         cr_assert_eq(waitpid(pids[i], NULL, 0), pids[i]);

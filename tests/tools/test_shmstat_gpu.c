@@ -8,6 +8,8 @@
 
 #define SEEDS 24
 
+TestSuite(shmstat_gpu, .init = gpu_plant_make, .fini = plant_remove, .timeout = 20);
+
 /* ---- What is shown ------------------------------------------------------------------------------------- */
 
 #define NUMBER(object, key) json_number(json_get(object, key))
@@ -61,13 +63,12 @@ static void expect_borrower(const struct json *gpu)
     cr_expect_eq(json_get(gpu, "known")->count, 1);
 }
 
-Test(shmstat_gpu, shows_devices_slabs_lanes_and_who_has_slabs_open, .timeout = 20, .fini = gpu_plant_remove)
+Test(shmstat_gpu, shows_devices_slabs_lanes_and_who_has_slabs_open)
 {
     static const char *const commands[] = { "gpu", "show" };
 
-    gpu_plant_make();
     for (int i = 0; i < 2; i++) {
-        struct stat_run run = stat_run_json(commands[i], gpu_plant.job);
+        struct stat_run run = stat_run_json(commands[i], plant.job);
 
         cr_expect_eq(run.status, 0);
         expect_owner(gpu_of(&run, 0));
@@ -76,7 +77,7 @@ Test(shmstat_gpu, shows_devices_slabs_lanes_and_who_has_slabs_open, .timeout = 2
     }
 }
 
-Test(shmstat_gpu, prints_them_within_80_columns, .timeout = 20, .fini = gpu_plant_remove)
+Test(shmstat_gpu, prints_them_within_80_columns)
 {
     static const char *const lines[] = {
         "\n  devices   device 0, " UUID_1 ", host_words\n",
@@ -87,24 +88,21 @@ Test(shmstat_gpu, prints_them_within_80_columns, .timeout = 20, .fini = gpu_plan
     };
     static const char *const commands[] = { "gpu", "show" };
 
-    gpu_plant_make();
     for (int i = 0; i < 2; i++) {
-        struct stat_run run = stat_run("%s %s", commands[i], gpu_plant.job);
+        struct stat_run run = stat_run("%s %s", commands[i], plant.job);
 
         for (size_t j = 0; j < sizeof(lines) / sizeof(lines[0]); j++)
             cr_expect_not_null(strstr(run.text, lines[j]), "%s lacks: %s\n%s", commands[i], lines[j], run.text);
         cr_expect_null(strstr(run.text, "slab 9"), "one that was freed: %s", run.text);
-        for (const char *line = run.text; *line != '\0'; line = strchr(line, '\n') + 1)
-            cr_expect_leq(strcspn(line, "\n"), 80, "%s", run.text);
+        stat_run_fits(&run);
     }
 }
 
-Test(shmstat_gpu, tells_generations_of_a_slab_apart, .timeout = 20, .fini = gpu_plant_remove)
+Test(shmstat_gpu, tells_generations_of_a_slab_apart)
 {
-    gpu_plant_make();
     gpu_set_slab(0, 0, GENERATION + 1, LIVE);
 
-    struct stat_run run = stat_run_json("gpu", gpu_plant.job);
+    struct stat_run run = stat_run_json("gpu", plant.job);
 
     cr_expect_eq(json_get(stat_run_row(gpu_of(&run, 0), "slabs", "slab", 0), "open_in")->count, 0);
     cr_expect_str_eq(TEXT(stat_run_row(gpu_of(&run, 1), "borrowed", "slab", 0), "state"), "");
@@ -112,12 +110,11 @@ Test(shmstat_gpu, tells_generations_of_a_slab_apart, .timeout = 20, .fini = gpu_
 }
 
 /* I14: no byte of the region is read unless device_open is 1. */
-Test(shmstat_gpu, shows_nothing_of_a_worker_without_an_open_gpu, .timeout = 20, .fini = gpu_plant_remove)
+Test(shmstat_gpu, shows_nothing_of_a_worker_without_an_open_gpu)
 {
-    gpu_plant_make();
     gpu_set_open(0, 0);
 
-    struct stat_run run = stat_run_json("gpu", gpu_plant.job);
+    struct stat_run run = stat_run_json("gpu", plant.job);
 
     cr_expect_eq(gpu_of(&run, 0)->type, JSON_NULL);
     cr_expect_str_eq(TEXT(stat_run_row(gpu_of(&run, 1), "borrowed", "slab", 0), "state"), "");
@@ -125,16 +122,15 @@ Test(shmstat_gpu, shows_nothing_of_a_worker_without_an_open_gpu, .timeout = 20, 
 
 static void expect_order(const char *order, bool is_fallback)
 {
-    struct stat_run run = stat_run_json("gpu", gpu_plant.job);
+    struct stat_run run = stat_run_json("gpu", plant.job);
     const struct json *device = stat_run_row(gpu_of(&run, 0), "devices", "device", 0);
 
     cr_expect_str_eq(TEXT(device, "order"), order);
     cr_expect_eq(NUMBER(device, "is_fallback"), is_fallback, "%s", order);
 }
 
-Test(shmstat_gpu, tells_a_fallback_from_an_order_that_was_asked_for, .timeout = 20, .fini = gpu_plant_remove)
+Test(shmstat_gpu, tells_a_fallback_from_an_order_that_was_asked_for)
 {
-    gpu_plant_make();
     bxi_store_relaxed(&gpu_region(0)->lane[0].order, BXI_GPU_EVENTS);
     expect_order("events", false);
     gpu_set(gpu_counter(0, BXI_C_gpu_fallbacks), 1);
@@ -145,12 +141,11 @@ Test(shmstat_gpu, tells_a_fallback_from_an_order_that_was_asked_for, .timeout = 
     expect_order("", false);
 }
 
-Test(shmstat_gpu, shows_slabs_that_dead_workers_had_open, .timeout = 20, .fini = gpu_plant_remove)
+Test(shmstat_gpu, shows_slabs_that_dead_workers_had_open)
 {
-    gpu_plant_make();
-    plant_kill(&gpu_plant, 1);
+    plant_kill(1);
 
-    struct stat_run run = stat_run_json("gpu", gpu_plant.job);
+    struct stat_run run = stat_run_json("gpu", plant.job);
     const struct json *slab = stat_run_row(gpu_of(&run, 0), "slabs", "slab", 0);
 
     cr_expect_eq(json_get(slab, "open_in")->count, 0);
@@ -158,20 +153,19 @@ Test(shmstat_gpu, shows_slabs_that_dead_workers_had_open, .timeout = 20, .fini =
     expect_borrower(gpu_of(&run, 1));
 }
 
-Test(shmstat_gpu, shows_how_far_a_poisoned_lane_had_come, .timeout = 20, .fini = gpu_plant_remove)
+Test(shmstat_gpu, shows_how_far_a_poisoned_lane_had_come)
 {
-    gpu_plant_make();
-    plant_kill(&gpu_plant, 0);
+    plant_kill(0);
     gpu_set(&gpu_region(0)->word[0].value, BXI_GPU_POISON + WORD);
 
-    struct stat_run run = stat_run_json("gpu", gpu_plant.job);
+    struct stat_run run = stat_run_json("gpu", plant.job);
     const struct json *lane = stat_run_row(gpu_of(&run, 0), "lanes", "lane", 0);
 
     cr_expect_eq(NUMBER(lane, "word"), WORD);
     cr_expect_eq(NUMBER(lane, "poisoned"), 1);
 }
 
-Test(shmstat_gpu, exports_devices_slabs_and_borrowed_slabs, .timeout = 20, .fini = gpu_plant_remove)
+Test(shmstat_gpu, exports_devices_slabs_and_borrowed_slabs)
 {
     static const char *const lines[] = {
         "gpu_slabs{%s,worker=\"caller\",rank=\"0\",uuid=\"" UUID_1 "\"} 1\n",
@@ -185,20 +179,19 @@ Test(shmstat_gpu, exports_devices_slabs_and_borrowed_slabs, .timeout = 20, .fini
         "gpu_slabs_opened_total{%s,worker=\"callee\",rank=\"1\"} 5\n",
     };
 
-    gpu_plant_make();
     bxi_store_relaxed(&gpu_region(0)->lane[0].order, BXI_GPU_EVENTS);
     gpu_set(gpu_counter(0, BXI_C_gpu_fallbacks), 1);
     gpu_set(gpu_counter(0, BXI_C_gpu_bytes_used), 4096);
-    plant_kill(&gpu_plant, 0);
+    plant_kill(0);
     gpu_set(&gpu_region(0)->word[5].value, BXI_GPU_POISON);
 
-    struct stat_run run = stat_run("show %s --prometheus", gpu_plant.job);
+    struct stat_run run = stat_run("show %s --prometheus", plant.job);
 
     for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {
         const char *labels = strstr(lines[i], "%s");
         char line[256];
 
-        snprintf(line, sizeof(line), "\nboxcar_%.*sjob=\"%s\"%s", (int)(labels - lines[i]), lines[i], gpu_plant.job,
+        snprintf(line, sizeof(line), "\nboxcar_%.*sjob=\"%s\"%s", (int)(labels - lines[i]), lines[i], plant.job,
                  labels + 2);
         cr_expect_not_null(strstr(run.text, line), "%s\n%s", line, run.text);
     }
@@ -211,13 +204,13 @@ Test(shmstat_gpu, exports_devices_slabs_and_borrowed_slabs, .timeout = 20, .fini
 /* A call by the caller, unread in the ring or read. */
 static void make_call(bool is_read)
 {
-    struct bxi_call_row *rows = bxi_segment_at(&gpu_plant.segment[0], bxi_calls_offset(1)), *row = rows + 5;
+    struct bxi_call_row *rows = bxi_segment_at(&plant.segment[0], bxi_calls_offset(1)), *row = rows + 5;
 
-    cr_assert(plant_put(&gpu_plant, 0, 100));
-    plant_count(&gpu_plant, 0);
+    cr_assert(plant_put(0, 100));
+    plant_count(0);
     if (is_read)
-        cr_assert(plant_take(&gpu_plant, 1));
-    gpu_set(&row->end_pos, gpu_plant.writer[0].write_pos);
+        cr_assert(plant_take(1));
+    gpu_set(&row->end_pos, plant.writer[0].write_pos);
     gpu_set(&row->deadline_ns, UINT64_MAX);
     gpu_set(&row->since, UINT64_C(1) << 8 | 1);
     gpu_set(&row->id, 9 << 16 | 5);
@@ -225,7 +218,7 @@ static void make_call(bool is_read)
 
 static bool says_opening(const char *sentence)
 {
-    struct stat_run run = stat_run("why caller %s", gpu_plant.job);
+    struct stat_run run = stat_run("why caller %s", plant.job);
     bool says = strstr(run.text, sentence) != NULL;
 
     cr_expect_eq(run.status, 0);
@@ -233,12 +226,11 @@ static bool says_opening(const char *sentence)
     return says;
 }
 
-Test(shmstat_gpu, why_says_that_a_message_waits_for_a_slab, .timeout = 20, .fini = gpu_plant_remove)
+Test(shmstat_gpu, why_says_that_a_message_waits_for_a_slab)
 {
     static const char *const sentence = "\ncallee is opening device memory of caller: the message that names it, and "
                                         "what is behind it, waits for that.\n";
 
-    gpu_plant_make();
     make_call(false);
     cr_expect(!says_opening(sentence));         /* two held, two open */
     gpu_set(&gpu_held(1, 0)->generation[20], 1);
@@ -253,9 +245,8 @@ Test(shmstat_gpu, why_says_that_a_message_waits_for_a_slab, .timeout = 20, .fini
     cr_expect(!says_opening(sentence));
 }
 
-Test(shmstat_gpu, why_says_that_a_reply_waits_for_a_slab, .timeout = 20, .fini = gpu_plant_remove)
+Test(shmstat_gpu, why_says_that_a_reply_waits_for_a_slab)
 {
-    gpu_plant_make();
     make_call(true);
     gpu_set(&gpu_held(0, 1)->generation[0], 1);
     cr_expect(says_opening("\ncaller is opening device memory of callee: "));
@@ -295,35 +286,33 @@ static void make_noise(int rank, uint64_t seed)
         bxi_store_relaxed(&gpu_region(rank)->head.device_count, (uint32_t)(seed % (BXI_GPU_DEVICES + 1)));
 }
 
-Test(shmstat_gpu, noise_is_no_crash, .timeout = 120, .fini = gpu_plant_remove)
+Test(shmstat_gpu, noise_is_no_crash, .timeout = 120)
 {
-    static const char *const commands[] = { "gpu %s", "gpu %s --json", "show %s", "show %s --json",
-                                            "show %s --prometheus", "why caller %s", "check %s", "check %s --json" };
+    static const char *const commands[] = { "gpu", "gpu --json", "show", "show --json", "show --prometheus",
+                                            "why caller", "check", "check --json" };
 
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
-        gpu_plant_make();
         make_call(false);
         for (int rank = 0; rank < 2; rank++)
             make_noise(rank, seed);
         for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
-            const char *mark = strchr(commands[i], '%');
-            struct stat_run run = stat_run("%.*s%s%s", (int)(mark - commands[i]), commands[i], gpu_plant.job, mark + 2);
+            struct stat_run run = stat_run("%s %s", commands[i], plant.job);
             bool is_check = strncmp(commands[i], "check", 5) == 0, is_json = strstr(commands[i], "--json") != NULL;
 
             cr_expect_eq(run.status, is_check, "seed %d: shmstat %s: status %d\n%.2000s", (int)seed, commands[i],
                          run.status, run.text);
             cr_expect(!is_json || run.json != NULL, "seed %d: shmstat %s: no JSON", (int)seed, commands[i]);
         }
-        gpu_plant_remove();
+        plant_remove();
+        gpu_plant_make();
     }
 }
 
-Test(shmstat_gpu, an_invalid_region_is_reported_in_a_sentence, .timeout = 20, .fini = gpu_plant_remove)
+Test(shmstat_gpu, an_invalid_region_is_reported_in_a_sentence)
 {
-    gpu_plant_make();
     gpu_set(&gpu_region(0)->head.magic, 0);
 
-    struct stat_run run = stat_run_json("gpu", gpu_plant.job);
+    struct stat_run run = stat_run_json("gpu", plant.job);
 
     cr_expect_str_eq(TEXT(gpu_of(&run, 0), "problem"),
                      "it says that it has a GPU open, and its region of device memory is none");

@@ -12,30 +12,6 @@
 
 /* ---- What is wrong ------------------------------------------------------------------------------------- */
 
-static void no_magic(void) { gpu_set(&gpu_region(0)->head.magic, 0); }
-static void other_layout(void) { gpu_region(0)->head.layout++; }
-static void too_many_devices(void) { bxi_store_relaxed(&gpu_region(0)->head.device_count, BXI_GPU_DEVICES + 1); }
-static void too_many_refused(void) { bxi_store_relaxed(&gpu_region(0)->head.refused_count, BXI_GPU_REFUSED + 1); }
-static void too_many_known(void) { bxi_store_relaxed(&gpu_region(0)->head.known_count, BXI_GPU_REFUSED + 1); }
-static void unknown_stamp(void) { gpu_set_slab(0, 0, GENERATION, 3); }
-static void no_generation(void) { gpu_set_slab(0, 3, 0, LIVE); }
-static void no_bytes(void) { gpu_region(0)->slab[SLAB].bytes = 0; }
-static void no_device(void) { memset(gpu_region(0)->slab[0].uuid, 0, BXI_GPU_UUID_BYTES); }
-static void freed_while_open(void) { gpu_set_slab(0, SLAB, 1, EMPTY); }
-static void reused_while_open(void) { gpu_set_slab(0, 0, GENERATION + 1, LIVE); }
-static void newer_than_its_row(void) { gpu_set(&gpu_held(1, 0)->generation[0], GENERATION + 1); }
-static void newer_than_an_unused_row(void) { gpu_set(&gpu_held(1, 0)->generation[200], 1); }
-static void one_of_its_own(void) { gpu_set(&gpu_held(0, 0)->generation[0], GENERATION); }
-static void poisoned_alive(void) { gpu_set(&gpu_region(1)->word[31].value, BXI_GPU_POISON + 1); }
-static void word_of_no_lane(void) { gpu_set(&gpu_region(1)->word[0].value, 2 * BXI_GPU_POISON); }
-static void unknown_order(void) { bxi_store_relaxed(&gpu_region(0)->lane[0].order, BXI_GPU_EVENTS + 1); }
-static void lane_of_no_device(void) { gpu_region(0)->lane[1].device = 2; }
-
-static void peer_without_gpu(void)
-{
-    gpu_set_open(0, 0);
-}
-
 static void set_device_word(uint32_t slab, uint64_t generation, uint64_t offset)
 {
     struct bxi_gpu_lane_row *row = &gpu_region(0)->lane[0];
@@ -46,137 +22,118 @@ static void set_device_word(uint32_t slab, uint64_t generation, uint64_t offset)
     bxi_store_relaxed(&row->order, BXI_GPU_DEVICE_WORDS);
 }
 
-static void word_in_no_slab(void) { set_device_word(BXI_GPU_SLABS, 0, 0); }
-static void word_in_a_retiring_slab(void) { set_device_word(SLAB, 1, 0); }
-static void word_of_another_generation(void) { set_device_word(0, GENERATION - 1, 0); }
-static void word_beyond_its_slab(void) { set_device_word(0, GENERATION, 64 * MIB + 8); }
-static void word_at_the_end_of_its_slab(void) { set_device_word(0, GENERATION, 64 * MIB); }
-static void word_across(void) { set_device_word(0, GENERATION, 4); }
-
 /* Violations by living and by dead workers. */
-static const struct check_wrong wrongs[] = {
-    { "a region of no magic", "G7", .spoil = no_magic },
-    { "a region of another layout", "G7", .spoil = other_layout },
-    { "too many devices", "G7", .spoil = too_many_devices },
-    { "too many refused", "G7", .spoil = too_many_refused },
-    { "too many known", "G7", .spoil = too_many_known },
-    { "a stamp of no state", "G1", .spoil = unknown_stamp },
-    { "a slab of no generation", "G1", .spoil = no_generation },
-    { "a slab of no bytes", "G1", .spoil = no_bytes },
-    { "a slab on no device", "G1", .spoil = no_device },
-    { "a slab held that was never made", "G2", .spoil = newer_than_its_row },
-    { "a row held that was never used", "G2", .spoil = newer_than_an_unused_row },
-    { "a slab held of a worker without a GPU", "G2", .spoil = peer_without_gpu },
-    { "a word in no slab", "G3", .spoil = word_in_no_slab },
-    { "a word in a slab that retires", "G3", .spoil = word_in_a_retiring_slab },
-    { "a word of another generation", "G3", .spoil = word_of_another_generation },
-    { "a word beyond its slab", "G3", .spoil = word_beyond_its_slab },
-    { "a word at the end of its slab", "G3", .spoil = word_at_the_end_of_its_slab },
-    { "a word across two", "G3", .spoil = word_across },
-    { "a word that no lane comes to", "G4", .spoil = word_of_no_lane },
-    { "a slab of its own", "G6", .spoil = one_of_its_own },
-    { "a lane of no order", "G7", .spoil = unknown_order },
-    { "a lane of no device", "G7", .spoil = lane_of_no_device },
-    { "device_open that is none", "I14", WORD_IS(0, control, header.device_open, 2) },
-};
+#define WRONGS(X) \
+    X(G7, a_region_of_no_magic, gpu_set(&gpu_region(0)->head.magic, 0)) \
+    X(G7, a_region_of_another_layout, gpu_region(0)->head.layout++) \
+    X(G7, too_many_devices, bxi_store_relaxed(&gpu_region(0)->head.device_count, BXI_GPU_DEVICES + 1)) \
+    X(G7, too_many_refused, bxi_store_relaxed(&gpu_region(0)->head.refused_count, BXI_GPU_REFUSED + 1)) \
+    X(G7, too_many_known, bxi_store_relaxed(&gpu_region(0)->head.known_count, BXI_GPU_REFUSED + 1)) \
+    X(G1, a_stamp_of_no_state, gpu_set_slab(0, 0, GENERATION, 3)) \
+    X(G1, a_slab_of_no_generation, gpu_set_slab(0, 3, 0, LIVE)) \
+    X(G1, a_slab_of_no_bytes, gpu_region(0)->slab[SLAB].bytes = 0) \
+    X(G1, a_slab_on_no_device, memset(gpu_region(0)->slab[0].uuid, 0, BXI_GPU_UUID_BYTES)) \
+    X(G2, a_slab_held_that_was_never_made, gpu_set(&gpu_held(1, 0)->generation[0], GENERATION + 1)) \
+    X(G2, a_row_held_that_was_never_used, gpu_set(&gpu_held(1, 0)->generation[200], 1)) \
+    X(G2, a_slab_held_of_a_worker_without_a_gpu, gpu_set_open(0, 0)) \
+    X(G3, a_word_in_no_slab, set_device_word(BXI_GPU_SLABS, 0, 0)) \
+    X(G3, a_word_in_a_slab_that_retires, set_device_word(SLAB, 1, 0)) \
+    X(G3, a_word_of_another_generation, set_device_word(0, GENERATION - 1, 0)) \
+    X(G3, a_word_beyond_its_slab, set_device_word(0, GENERATION, 64 * MIB + 8)) \
+    X(G3, a_word_at_the_end_of_its_slab, set_device_word(0, GENERATION, 64 * MIB)) \
+    X(G3, a_word_across_two, set_device_word(0, GENERATION, 4)) \
+    X(G4, a_word_that_no_lane_comes_to, gpu_set(&gpu_region(1)->word[0].value, 2 * BXI_GPU_POISON)) \
+    X(G6, a_slab_of_its_own, gpu_set(&gpu_held(0, 0)->generation[0], GENERATION)) \
+    X(G7, a_lane_of_no_order, bxi_store_relaxed(&gpu_region(0)->lane[0].order, BXI_GPU_EVENTS + 1)) \
+    X(G7, a_lane_of_no_device, gpu_region(0)->lane[1].device = 2) \
+    X(I14, device_open_that_is_none, gpu_set_open(0, 2))
+
+WRONGS(CHECK_SPOILS)
+static const struct check_wrong wrongs[] = { WRONGS(CHECK_WRONG) };
 
 /* Violations by living workers only: a kill may leave a dead worker so, or its owner does not ask it any more. */
-static const struct check_wrong wrongs_of_the_living[] = {
-    { "a slab freed while it is open", "G2", .spoil = freed_while_open },
-    { "a row used again while its slab is open", "G2", .spoil = reused_while_open },
-    { "a lane that is poisoned", "G4", .spoil = poisoned_alive },
-};
+#define WRONGS_OF_THE_LIVING(X) \
+    X(G2, a_slab_freed_while_it_is_open, gpu_set_slab(0, SLAB, 1, EMPTY)) \
+    X(G2, a_row_used_again_while_its_slab_is_open, gpu_set_slab(0, 0, GENERATION + 1, LIVE)) \
+    X(G4, a_lane_that_is_poisoned, gpu_set(&gpu_region(1)->word[31].value, BXI_GPU_POISON + 1))
 
-Test(shmstat_gpu_check, names_each_invariant_that_is_broken, .timeout = 60, .fini = gpu_plant_remove)
+WRONGS_OF_THE_LIVING(CHECK_SPOILS)
+static const struct check_wrong wrongs_of_the_living[] = { WRONGS_OF_THE_LIVING(CHECK_WRONG) };
+
+TestSuite(shmstat_gpu_check, .init = gpu_plant_make, .fini = plant_remove, .timeout = 20);
+
+Test(shmstat_gpu_check, names_each_invariant_that_is_broken, .timeout = 60)
 {
-    check_each(&gpu_plant, gpu_plant_make, wrongs, COUNT_OF(wrongs), true);
+    check_each(gpu_plant_make, wrongs, COUNT_OF(wrongs), true);
 }
 
-Test(shmstat_gpu_check, names_each_that_a_dead_worker_breaks, .timeout = 60, .fini = gpu_plant_remove)
+Test(shmstat_gpu_check, names_each_that_a_dead_worker_breaks, .timeout = 60)
 {
-    check_each(&gpu_plant, gpu_plant_make, wrongs, COUNT_OF(wrongs), false);
+    check_each(gpu_plant_make, wrongs, COUNT_OF(wrongs), false);
 }
 
-Test(shmstat_gpu_check, names_each_that_only_a_living_worker_breaks, .timeout = 60, .fini = gpu_plant_remove)
+Test(shmstat_gpu_check, names_each_that_only_a_living_worker_breaks, .timeout = 60)
 {
-    check_each(&gpu_plant, gpu_plant_make, wrongs_of_the_living, COUNT_OF(wrongs_of_the_living), true);
+    check_each(gpu_plant_make, wrongs_of_the_living, COUNT_OF(wrongs_of_the_living), true);
 }
 
-Test(shmstat_gpu_check, prints_the_letter_of_the_list, .timeout = 20, .fini = gpu_plant_remove)
+Test(shmstat_gpu_check, prints_the_letter_of_the_list)
 {
-    gpu_plant_make();
-    poisoned_alive();
+    spoil_a_lane_that_is_poisoned();
 
-    struct stat_run run = stat_run("check %s", gpu_plant.job);
+    struct stat_run run = stat_run("check %s", plant.job);
 
     STAT_RUN_SAYS(run, "\n  G4        worker 1 callee - the word of lane 31 is poisoned at 1,");
 }
 
 /* ---- What goes back ---------------------------------------------------------------------------------- */
 
-static void shrink_devices(int up) { bxi_store_relaxed(&gpu_region(1)->head.device_count, up ? 2 : 1); }
-static void change_device(int up) { gpu_region(1)->head.device[0][3] = up ? 1 : 2; }
-static void change_namespace(int up) { gpu_region(0)->head.ipc_namespace = up ? 1 : 2; }
-static void shrink_stamp(int up) { gpu_set_slab(1, SLAB_EMPTY, up ? 5 : 4, EMPTY); }
-static void revive_slab(int up) { gpu_set_slab(0, SLAB, 1, up ? RETIRING : LIVE); }
-static void change_handle(int up) { gpu_region(0)->slab[0].handle[8] = up ? 1 : 2; }
-static void shrink_word(int up) { gpu_set(&gpu_region(0)->word[0].value, up ? WORD : WORD - 1); }
+#define CHANGES(X) \
+    X(G7, the_number_of_devices, bxi_store_relaxed(&gpu_region(1)->head.device_count, up ? 2 : 1)) \
+    X(G7, a_device, gpu_region(1)->head.device[0][3] = up ? 1 : 2) \
+    X(G7, the_head, gpu_region(0)->head.ipc_namespace = up ? 1 : 2) \
+    X(G1, a_generation, gpu_set_slab(1, SLAB_EMPTY, up ? 5 : 4, EMPTY)) \
+    X(G1, a_slab_that_comes_to_life_again, gpu_set_slab(0, SLAB, 1, up ? RETIRING : LIVE)) \
+    X(G1, a_handle, gpu_region(0)->slab[0].handle[8] = up ? 1 : 2) \
+    X(G4, the_word_of_a_lane, gpu_set(&gpu_region(0)->word[0].value, up ? WORD : WORD - 1)) \
+    X(I14, device_open, gpu_set_open(1, up ? 1 : 0))
 
-static void shrink_open(int up)
+CHANGES(CHECK_TURNS)
+static const struct check_change changes[] = { CHANGES(CHECK_CHANGE) };
+
+Test(shmstat_gpu_check, finds_words_that_shrink_or_change, .timeout = 120)
 {
-    gpu_set_open(1, up ? 1 : 0);
-}
-
-static const struct check_change changes[] = {
-    { "the number of devices", "G7", shrink_devices },
-    { "a device", "G7", change_device },
-    { "the head", "G7", change_namespace },
-    { "a generation", "G1", shrink_stamp },
-    { "a slab comes to life again", "G1", revive_slab },
-    { "a handle", "G1", change_handle },
-    { "a lane's word", "G4", shrink_word },
-    { "device_open", "I14", shrink_open },
-};
-
-Test(shmstat_gpu_check, finds_words_that_shrink_or_change, .timeout = 120, .fini = gpu_plant_remove)
-{
-    check_changes(&gpu_plant, gpu_plant_make, changes, COUNT_OF(changes));
+    check_changes(gpu_plant_make, changes, COUNT_OF(changes));
 }
 
 /* ---- What is right ----------------------------------------------------------------------------------- */
 
-static void expect_fine(const char *what)
+Test(shmstat_gpu_check, accepts_what_a_kill_leaves)
 {
-    check_is_fine(&gpu_plant, what);
-}
-
-Test(shmstat_gpu_check, accepts_what_a_kill_leaves, .timeout = 20, .fini = gpu_plant_remove)
-{
-    gpu_plant_make();
-    expect_fine("a job at work");
+    check_is_fine("a job at work");
     gpu_region(0)->slab[20].bytes = 5;
     memset(gpu_region(0)->slab[20].handle, 5, sizeof(gpu_region(0)->slab[20].handle));
-    expect_fine("a row that was being filled");
+    check_is_fine("a row that was being filled");
     gpu_fill_slab(0, 21, 0, MIB);
     memset(gpu_region(0)->slab[21].uuid, 0x33, BXI_GPU_UUID_BYTES);
     gpu_set_slab(0, 21, 1, LIVE);
-    expect_fine("the first slab of a device that was not shown");
+    check_is_fine("the first slab of a device that was not shown");
     gpu_region(0)->lane[4].device = 99;
-    expect_fine("a lane that was being filled");
+    check_is_fine("a lane that was being filled");
     set_device_word(0, GENERATION, 64 * MIB - 8);
-    expect_fine("a word at the end of its slab");
-    plant_kill(&gpu_plant, 1);
+    check_is_fine("a word at the end of its slab");
+    plant_kill(1);
     gpu_set_slab(0, SLAB, 1, EMPTY);
     gpu_set_slab(0, 0, GENERATION + 1, LIVE);
     set_device_word(0, GENERATION + 1, 0);
-    expect_fine("what a dead borrower held, freed and used again");
-    plant_kill(&gpu_plant, 0);
+    check_is_fine("what a dead borrower held, freed and used again");
+    plant_kill(0);
     gpu_set(&gpu_region(0)->word[0].value, BXI_GPU_POISON + WORD);
-    expect_fine("a dead owner's lane, poisoned");
+    check_is_fine("a dead owner's lane, poisoned");
 }
 
 /* It may have been stopped between the two halves of G2. */
-Test(shmstat_gpu_check, reports_nothing_about_a_stopped_borrower, .timeout = 20, .fini = gpu_plant_remove)
+Test(shmstat_gpu_check, reports_nothing_about_a_stopped_borrower)
 {
     int status = 0;
     pid_t pid = fork();
@@ -186,10 +143,9 @@ Test(shmstat_gpu_check, reports_nothing_about_a_stopped_borrower, .timeout = 20,
         for (;;)
             raise(SIGSTOP);
     cr_assert_eq(waitpid(pid, &status, WUNTRACED), pid);
-    gpu_plant_make();
-    plant_control(&gpu_plant, 1)->header.pid = (uint32_t)pid;
-    freed_while_open();
-    expect_fine("a borrower that is stopped");
+    plant_control(1)->header.pid = (uint32_t)pid;
+    spoil_a_slab_freed_while_it_is_open();
+    check_is_fine("a borrower that is stopped");
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
 }

@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat calls: how long calls took. Histograms of a planted job, of which every sample is known; and those of a
- * running job, compared with the caller's own pages.
+ * shmstat calls: how long calls took. Histograms of a planted job, of which every sample is known. That a worker writes
+ * them so: tests/observe/test_hist.c.
  */
-#include "tests/harness/harness.h"
 #include "stat_plant.h"
 #include "stat_run.h"
 
-#include "rpc/rpc.h"
-
-enum gate { CALLED = 0 };
-
-static const char *const legs[BXI_LEGS] = { "queue", "handler", "reply", "whole" };
+TestSuite(shmstat_hist, .init = plant_begin, .fini = plant_remove, .timeout = 20);
 
 /* The row of a function of a worker; NULL if it is not shown. */
 static const struct json *row_of(const struct stat_run *run, int callee, const char *function)
@@ -32,26 +27,18 @@ static double number(const struct json *row, const char *leg, const char *key)
 
 /* ---- Planted ------------------------------------------------------------------------------------------- */
 
-static struct plant plant;
-
-static void remove_plant(void)
-{
-    plant_remove(&plant);
-}
-
 /* 90 of 70 ns, nine of 1100 ns, one of 5 ms; handlers take nothing. */
 static struct bxi_hist *make_known(void)
 {
     struct bxi_hist *hist;
 
-    plant_make(&plant, 0);
-    hist = plant_hist(&plant, 0, 1, 1);
+    hist = plant_hist(0, 1, 1);
     for (int i = 0; i < 100; i++)
         plant_sample(hist, i < 90 ? 70 : i < 99 ? 1100 : 5000000, 0, 0);
     return hist;
 }
 
-Test(shmstat_hist, places_quantiles_within_their_bucket, .timeout = 20, .fini = remove_plant)
+Test(shmstat_hist, places_quantiles_within_their_bucket)
 {
     /* Buckets from 64 to 80, 1024 to 1280, 4194304 to 5242880, of which 5000000 is the end. */
     static const struct {
@@ -85,11 +72,11 @@ Test(shmstat_hist, places_quantiles_within_their_bucket, .timeout = 20, .fini = 
     cr_expect_eq(json_number(json_get(row, "samples")), 100);
 }
 
-Test(shmstat_hist, merges_the_callers_of_a_function, .timeout = 20, .fini = remove_plant)
+Test(shmstat_hist, merges_the_callers_of_a_function)
 {
     make_known();
-    plant_sample(plant_hist(&plant, 1, 1, 1), 10, 20, 30);      /* the callee calls itself */
-    plant_hist(&plant, 1, 0, 2);
+    plant_sample(plant_hist(1, 1, 1), 10, 20, 30);      /* the callee calls itself */
+    plant_hist(1, 0, 2);
 
     struct stat_run run = stat_run_fine("calls", plant.job);
     const struct json *row = row_of(&run, 1, "pick"), *none = row_of(&run, 0, "save");
@@ -113,13 +100,13 @@ Test(shmstat_hist, merges_the_callers_of_a_function, .timeout = 20, .fini = remo
     cr_expect_eq(json_get(json_get(none, "whole"), "max_ns")->type, JSON_NULL);
 }
 
-Test(shmstat_hist, survives_workers_that_have_a_function_in_all_pages, .timeout = 20, .fini = remove_plant)
+Test(shmstat_hist, survives_workers_that_have_a_function_in_all_pages)
 {
     make_known();
     for (int rank = 0; rank < 2; rank++) {
-        memset(plant_control(&plant, rank)->header.name, 'n', BXI_NAME_BYTES - 1);
+        memset(plant_control(rank)->header.name, 'n', BXI_NAME_BYTES - 1);
         for (int page = rank == 0; page < BXI_HIST_MAX; page++)
-            plant_sample(plant_hist(&plant, rank, 1, 1), 1, 1, 1);
+            plant_sample(plant_hist(rank, 1, 1), 1, 1, 1);
     }
 
     struct stat_run run = stat_run_fine("calls", plant.job);
@@ -128,11 +115,11 @@ Test(shmstat_hist, survives_workers_that_have_a_function_in_all_pages, .timeout 
     cr_expect_eq(stat_run("calls %s", plant.job).status, 0);
 }
 
-Test(shmstat_hist, prints_a_table_within_80_columns, .timeout = 20, .fini = remove_plant)
+Test(shmstat_hist, prints_a_table_within_80_columns)
 {
     make_known();
-    memset(plant_control(&plant, 1)->function[2].name, 'n', BXI_NAME_BYTES - 1);
-    plant_sample(plant_hist(&plant, 0, 1, 2), 1000, UINT64_C(4000) * 1000000000, 1);
+    memset(plant_control(1)->function[2].name, 'n', BXI_NAME_BYTES - 1);
+    plant_sample(plant_hist(0, 1, 2), 1000, UINT64_C(4000) * 1000000000, 1);
 
     struct stat_run run = stat_run("calls %s", plant.job);
 
@@ -140,18 +127,17 @@ Test(shmstat_hist, prints_a_table_within_80_columns, .timeout = 20, .fini = remo
     STAT_RUN_SAYS(run, "\npick of callee\n  called by caller 100\n");
     STAT_RUN_SAYS(run, "\n  queue               100    73 ns    80 ns  1.28 us  5.00 ms  5.00 ms  50.2 us\n");
     STAT_RUN_SAYS(run, " 1.11 h\n");
-    for (const char *line = run.text; *line != '\0'; line = strchr(line, '\n') + 1)
-        cr_expect_lt(strcspn(line, "\n"), 80, "%s", run.text);
+    stat_run_fits(&run);
 }
 
-Test(shmstat_hist, reads_histograms_of_a_dead_job, .timeout = 20, .fini = remove_plant)
+Test(shmstat_hist, reads_histograms_of_a_dead_job)
 {
     struct bxi_hist *hist = make_known();
 
     /* Killed after it counted the bucket of the first leg. */
     bxi_count(&hist->bucket[BXI_LEG_QUEUE][BXI_HIST_BUCKETS - 1], 1);
     for (int rank = 0; rank < 2; rank++)
-        plant_kill(&plant, rank);
+        plant_kill(rank);
 
     struct stat_run run = stat_run_fine("calls", plant.job);
     const struct json *row = row_of(&run, 1, "pick");
@@ -164,15 +150,15 @@ Test(shmstat_hist, reads_histograms_of_a_dead_job, .timeout = 20, .fini = remove
 }
 
 /* Pages of a peer that does not exist, and more pages than there can be: they are not shown, the others are. */
-Test(shmstat_hist, ignores_pages_of_unknown_peers, .timeout = 20, .fini = remove_plant)
+Test(shmstat_hist, ignores_pages_of_unknown_peers)
 {
     make_known();
-    plant_hist(&plant, 0, 1, 2)->who = 7;
-    plant_hist(&plant, 0, 1, 0)->who = 1 | (uint64_t)BXI_FUNCTION_MAX << 16;
+    plant_hist(0, 1, 2)->who = 7;
+    plant_hist(0, 1, 0)->who = 1 | (uint64_t)BXI_FUNCTION_MAX << 16;
     /* The bytes after the last page belong to something else. */
-    bxi_store_relaxed(&plant_control(&plant, 1)->header.hist_count, BXI_HIST_MAX);
-    plant_hist(&plant, 1, 1, 2);
-    cr_assert_eq(bxi_load_relaxed(&plant_control(&plant, 1)->header.hist_count), BXI_HIST_MAX + 1);
+    bxi_store_relaxed(&plant_control(1)->header.hist_count, BXI_HIST_MAX);
+    plant_hist(1, 1, 2);
+    cr_assert_eq(bxi_load_relaxed(&plant_control(1)->header.hist_count), BXI_HIST_MAX + 1);
 
     struct stat_run run = stat_run_fine("calls", plant.job), lines = stat_run("show %s --prometheus", plant.job);
 
@@ -184,7 +170,7 @@ Test(shmstat_hist, ignores_pages_of_unknown_peers, .timeout = 20, .fini = remove
 
 /* ---- Prometheus --------------------------------------------------------------------------------------------- */
 
-Test(shmstat_hist, are_exposed_as_histograms, .timeout = 20, .fini = remove_plant)
+Test(shmstat_hist, are_exposed_as_histograms)
 {
     static const struct {
         const char *suffix, *le;
@@ -212,90 +198,4 @@ Test(shmstat_hist, are_exposed_as_histograms, .timeout = 20, .fini = remove_plan
                  "function=\"pick\",leg=\"whole\"%s} %s", known[i].suffix, plant.job, known[i].le, known[i].value);
         cr_expect_not_null(strstr(run.text, line), "%s", line);
     }
-}
-
-/* ---- A job that runs ------------------------------------------------------------------------------------------ */
-
-HARNESS_HANDLER(echo)
-{
-    return bx_msg_put_i64(reply, bx_read_i64(args));
-}
-
-static int setup(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, echo, NULL), 0);
-    return bx_register(job, "echo_blocking", BX_BLOCKING, echo, NULL);
-}
-
-/* shmstat shows this worker's own pages, to the nanosecond. */
-static void expect_mine(struct bx_job *job, const struct json *caller, int callee)
-{
-    const struct bxi_hist *all = bxi_segment_at(&job->segment, bxi_hist_offset(0)), *hist = NULL;
-    double sums = 0;
-
-    for (uint32_t i = 0; i < bxi_load_acquire(&job->control->header.hist_count); i++)
-        if ((all[i].who & 0xffff) == (uint64_t)callee)
-            hist = &all[i];
-    HARNESS_CHECK(hist != NULL);
-    for (int leg = 0; leg < BXI_LEGS; leg++) {
-        const struct json *shown = json_get(caller, legs[leg]);
-
-        HARNESS_EQ(json_number(json_get(shown, "sum_ns")), bxi_load_relaxed((bxi_a64 *)&hist->sum_ns[leg]));
-        HARNESS_EQ(json_number(json_get(shown, "max_ns")), bxi_load_relaxed((bxi_a64 *)&hist->max_ns[leg]));
-        sums += leg < BXI_LEG_WHOLE ? json_number(json_get(shown, "sum_ns")) : 0;
-    }
-    HARNESS_EQ(sums, number(caller, "whole", "sum_ns"));
-}
-
-static void expect_orderly(const struct json *row)
-{
-    static const char *const keys[] = { "p50_ns", "p90_ns", "p99_ns", "p999_ns", "max_ns" };
-
-    for (int leg = 0; leg < BXI_LEGS; leg++) {
-        const struct json *counts = json_get(json_get(row, legs[leg]), "bucket_samples");
-        double count = 0;
-
-        for (int i = 1; i < 5; i++)
-            HARNESS_CHECK(number(row, legs[leg], keys[i - 1]) <= number(row, legs[leg], keys[i]));
-        for (const struct json *one = counts->first; one != NULL; one = one->next)
-            count += json_number(one);
-        HARNESS_EQ(number(row, legs[leg], "samples"), count);
-        HARNESS_EQ(count, json_number(json_get(row, "samples")));
-    }
-}
-
-static void calls_five_and_three_times(struct bx_job *job)
-{
-    for (int i = 0; i < 5; i++)
-        harness_call_i64(job, "worker2", "echo", i);
-    for (int i = 0; i < 3; i++)
-        harness_call_i64(job, "worker0", "echo_blocking", i);
-    harness_post(CALLED);
-}
-
-HARNESS_TEST(shmstat_hist, shows_each_call_that_was_measured_by_function_and_caller, 30, .size = 3, .setup = setup,
-             .body = { NULL, calls_five_and_three_times }, .env = { "BX_HIST=all" })
-{
-    for (int i = 0; i < 11; i++)
-        harness_call_i64(job, "worker2", "echo", i);
-    harness_await(CALLED, 1);
-
-    struct stat_run run = stat_run("calls %s --json", harness_job_name());
-    const struct json *row = row_of(&run, 2, "echo"), *callers = json_get(row, "callers");
-
-    HARNESS_EQ(run.status, 0);
-    HARNESS_EQ(json_get(stat_run_job(&run), "latencies")->count, 2);
-    HARNESS_EQ(json_number(json_get(row, "samples")), 16);
-    HARNESS_EQ(callers->count, 2);
-    HARNESS_EQ(json_number(json_get(json_at(callers, 0), "samples")), 11);
-    HARNESS_EQ(json_number(json_get(json_at(callers, 1), "caller")), 1);
-    HARNESS_EQ(json_number(json_get(json_at(callers, 1), "samples")), 5);
-    expect_mine(job, json_at(callers, 0), 2);
-    expect_orderly(row);
-    expect_orderly(json_at(callers, 1));
-    row = row_of(&run, 0, "echo_blocking");
-    HARNESS_EQ(json_number(json_get(row, "samples")), 3);
-    HARNESS_CHECK(strcmp(json_text(json_get(json_at(json_get(row, "callers"), 0), "caller_name")), "worker1") == 0);
-    run = stat_run("check %s --json", harness_job_name());
-    HARNESS_EQ(run.status, 0);
 }

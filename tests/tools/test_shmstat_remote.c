@@ -6,29 +6,18 @@
 #include "stat_plant.h"
 #include "stat_run.h"
 
-static struct plant plant;
-
-static void remove_plant(void)
-{
-    plant_remove(&plant);
-}
-
-static struct bxi_remote_row *make(void)
-{
-    plant_make(&plant, 0);
-    return plant_remote(&plant, 0);
-}
+TestSuite(shmstat_remote, .init = plant_begin, .fini = plant_remove, .timeout = 20);
 
 static const struct json *remote_of(const struct stat_run *run)
 {
     return json_at(json_get(stat_run_worker(run, 0), "remotes"), 0);
 }
 
-Test(shmstat_remote, shows_name_host_transport_bytes_and_round_trip, .timeout = 20, .fini = remove_plant)
+Test(shmstat_remote, shows_name_host_transport_bytes_and_round_trip)
 {
     struct stat_run run;
 
-    make();
+    plant_remote(0);
     run = stat_run_fine("show", plant.job);
     cr_expect_eq(json_get(stat_run_worker(&run, 0), "remotes")->count, 1);
     cr_expect_eq(json_number(json_get(remote_of(&run), "peer")), 1);
@@ -45,9 +34,9 @@ Test(shmstat_remote, shows_name_host_transport_bytes_and_round_trip, .timeout = 
     STAT_RUN_SAYS(run, "\n    1 callee       far            tcp/eth0       1.5 KiB     700 B  42.0 us\n");
 }
 
-Test(shmstat_remote, follows_a_wait_to_the_door_of_the_host, .timeout = 20, .fini = remove_plant)
+Test(shmstat_remote, follows_a_wait_to_the_door_of_the_host)
 {
-    struct bxi_remote_row *row = make();
+    struct bxi_remote_row *row = plant_remote(0);
     struct stat_run run = stat_run("why callee %s", plant.job);
 
     cr_expect_eq(run.status, 0);
@@ -62,36 +51,36 @@ Test(shmstat_remote, follows_a_wait_to_the_door_of_the_host, .timeout = 20, .fin
     STAT_RUN_SAYS(run, "\n  elsewhere host far: callee (dead) - ");
 }
 
-Test(shmstat_remote, waits_for_no_worker_that_is_elsewhere, .timeout = 20, .fini = remove_plant)
+Test(shmstat_remote, waits_for_no_worker_that_is_elsewhere)
 {
     struct stat_run run;
 
-    make();
-    bxi_store_relaxed(&plant_control(&plant, 0)->header.state, BXI_STARTING);
+    plant_remote(0);
+    bxi_store_relaxed(&plant_control(0)->header.state, BXI_STARTING);
     run = stat_run_fine("ls", plant.job);
     cr_expect_eq(json_get(json_at(json_get(run.json, "jobs"), 0), "missing_ranks")->count, 0);
     cr_expect_eq(json_number(json_get(json_at(json_get(run.json, "jobs"), 0), "workers_elsewhere")), 1);
 }
 
-Test(shmstat_remote, does_not_know_a_transport_before_a_round_trip, .timeout = 20, .fini = remove_plant)
+Test(shmstat_remote, does_not_know_a_transport_before_a_round_trip)
 {
     struct stat_run run;
 
-    bxi_store_relaxed(&make()->round_trip_ns, 0);
+    bxi_store_relaxed(&plant_remote(0)->round_trip_ns, 0);
     run = stat_run_fine("show", plant.job);
     cr_expect_null(json_get(remote_of(&run), "transport")->text);
     cr_expect_null(json_get(remote_of(&run), "round_trip_seconds")->text);
 }
 
 /* Every byte of the rows set; and more rows than there are workers. */
-Test(shmstat_remote, survives_rows_that_are_noise, .timeout = 60, .fini = remove_plant)
+Test(shmstat_remote, survives_rows_that_are_noise, .timeout = 60)
 {
     static const char *const commands[] = { "show", "calls", "why", "ls", "check", "top --once --interval 0.1" };
-    struct bxi_remote_row *row = make();
+    struct bxi_remote_row *row = plant_remote(0);
 
     memset((void *)(row - 1), 0xff, 2 * sizeof *row);
     for (uint64_t rows = 2; rows != 0; rows = rows == 2 ? UINT64_MAX : 0) {
-        bxi_store_relaxed(&bxi_tables(plant_control(&plant, 0))->remote_rows, rows);
+        bxi_store_relaxed(&bxi_tables(plant_control(0))->remote_rows, rows);
         for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
             struct stat_run run = stat_run("%s %s", commands[i], plant.job);
 

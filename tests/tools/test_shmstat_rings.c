@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat show: the age of a ring's oldest unread frame, which worker spins, and how many threads of the pool are
- * busy. In a planted job (stat_plant.h); the last tests run beside running jobs.
+ * shmstat show: frames and bytes, the age of a ring's oldest unread frame, which worker spins, and how many threads of
+ * the pool are busy. In a planted job (stat_plant.h); the last test runs beside a running one.
  */
-#include "tests/harness/loans.h"
+#include "tests/harness/harness.h"
 #include "stat_plant.h"
 #include "stat_run.h"
 
@@ -16,11 +16,58 @@
 #define SLOT 5
 #define ID (UINT64_C(9) << 16 | SLOT)
 
-static struct plant plant;
+TestSuite(shmstat_rings, .init = plant_begin, .fini = plant_remove, .timeout = 20);
 
-static void remove_plant(void)
+/* ---- Jobs, frames and bytes ------------------------------------------------------------------------- */
+
+#define EXPECT(json, key, value) cr_expect_eq(json_number(json_get((json), (key))), (value), "%s", (key))
+
+Test(shmstat_rings, are_counted_with_the_memory_of_a_job)
 {
-    plant_remove(&plant);
+    struct stat_run run = stat_run_fine("ls", plant.job);
+    const struct json *job = stat_run_job(&run);
+
+    cr_expect_str_eq(json_text(json_get(job, "job")), plant.job);
+    cr_expect_str_eq(json_text(json_get(job, "state")), "running");
+    EXPECT(job, "alive", 1);
+    EXPECT(job, "world_size", 2);
+    EXPECT(job, "workers_alive", 2);
+    EXPECT(job, "segment_bytes", 2 * (bxi_control_used(2) + BXI_OPEN_BYTES));
+    EXPECT(job, "arena_bytes", 0);
+    for (int rank = 0; rank < 2; rank++)
+        EXPECT(stat_run_worker(&run, rank), "pid", getpid());
+}
+
+/* Two of seven records are not read. */
+Test(shmstat_rings, have_the_frames_and_bytes_of_both_sides)
+{
+    const uint64_t record = bxi_record_bytes(100);
+    const struct json *row;
+    struct stat_run run;
+
+    for (int i = 0; i < 7; i++) {
+        cr_assert(plant_put(0, 100));
+        plant_count(0);
+        cr_assert(i > 4 || plant_take(1));
+    }
+    bxi_ring_publish(&plant.reader[1]);
+    bxi_count(&plant_counters(0)->bytes_sent, 700);
+    bxi_count(&plant_counters(0)->times_full, 3);
+    bxi_count(&plant_counters(1)->bytes_received, 500);
+    run = stat_run_fine("show", plant.job);
+    row = stat_run_row(stat_run_worker(&run, 0), "rings", "to", 1);
+    cr_expect_str_eq(json_text(json_get(row, "to_name")), "callee");
+    cr_expect_null(stat_run_row(stat_run_worker(&run, 0), "rings", "to", 0));
+    EXPECT(row, "from", 0);
+    EXPECT(row, "capacity_bytes", BXI_RING_BYTES);
+    EXPECT(row, "frames", 7);
+    EXPECT(row, "bytes", 700);
+    EXPECT(row, "write_pos", 7 * record);
+    EXPECT(row, "times_full", 3);
+    EXPECT(row, "frames_received", 5);
+    EXPECT(row, "bytes_received", 500);
+    EXPECT(row, "unread_bytes", 2 * record);
+    EXPECT(row, "fill_bytes", 2 * record);
 }
 
 /* ---- The oldest unread frame ------------------------------------------------------------------------ */
@@ -33,12 +80,7 @@ static void put(struct bxi_frame frame, size_t bytes)
     memset(payload, 0, bytes);
     memcpy(payload, &frame, bytes < sizeof(frame) ? bytes : sizeof(frame));
     bxi_ring_commit(&plant.writer[0], bytes);
-    plant_count(&plant, 0);
-}
-
-static uint64_t ago(uint64_t seconds)
-{
-    return bxi_now_ns() - seconds * SECOND;
+    plant_count(0);
 }
 
 static void put_request(uint64_t id)
@@ -74,25 +116,23 @@ static void expect_age(uint64_t began_ns, double least)
     cr_expect_leq(seconds, 1e-9 * (double)(bxi_now_ns() - began_ns) + 1e-6);
 }
 
-Test(shmstat_rings, that_are_empty_have_no_oldest_frame, .timeout = 20, .fini = remove_plant)
+Test(shmstat_rings, that_are_empty_have_no_oldest_frame)
 {
-    plant_make(&plant, 0);
     cr_expect(isnan(age()));
-    put((struct bxi_frame){ .kind = BXI_REPLY, .sent_ns = ago(7) }, 64);
-    cr_assert(plant_take(&plant, 1));
+    put((struct bxi_frame){ .kind = BXI_REPLY, .sent_ns = plant_ago(7) }, 64);
+    cr_assert(plant_take(1));
     cr_expect(isnan(age()));
 }
 
-Test(shmstat_rings, show_the_age_of_the_oldest_frame_by_its_kind, .timeout = 20, .fini = remove_plant)
+Test(shmstat_rings, show_the_age_of_the_oldest_frame_by_its_kind)
 {
     static const uint8_t kinds[] = { BXI_REQUEST, BXI_ONEWAY, BXI_REPLY, BXI_CANCEL, BXI_RREF, BXI_REQUESTS,
                                      BXI_REPLIES };
 
     for (size_t i = 0; i < sizeof(kinds); i++) {
-        uint64_t since_ns = ago(5);
+        uint64_t since_ns = plant_ago(5);
         struct bxi_frame frame = { .kind = kinds[i], .id = ID, .deadline_ns = 1 };
 
-        plant_make(&plant, 0);
         if (kinds[i] == BXI_ONEWAY)
             frame.id = since_ns;
         else if (kinds[i] == BXI_REQUEST || kinds[i] == BXI_REQUESTS)
@@ -103,77 +143,73 @@ Test(shmstat_rings, show_the_age_of_the_oldest_frame_by_its_kind, .timeout = 20,
         /* The frame after it has an impossible age. */
         put((struct bxi_frame){ .kind = BXI_REPLY, .sent_ns = 1 }, 64);
         expect_age(since_ns, 5);
-        cr_assert(plant_take(&plant, 1));
+        cr_assert(plant_take(1));
         cr_expect_geq(age(), 1e-9 * (double)since_ns);
-        plant_remove(&plant);
+        plant_remove();
+        plant_begin();
     }
-    plant_make(&plant, 0);
 }
 
-Test(shmstat_rings, know_the_age_of_a_request_by_its_row_alone, .timeout = 20, .fini = remove_plant)
+Test(shmstat_rings, know_the_age_of_a_request_by_its_row_alone)
 {
-    uint64_t since_ns = ago(5);
+    uint64_t since_ns = plant_ago(5);
 
-    plant_make(&plant, 0);
     put_request(ID);
     cr_expect(isnan(age()));
     show_row(ID + (1 << 16), since_ns);
     cr_expect(isnan(age()));
     show_row(ID | BXI_CALL_GIVEN_UP, since_ns);
     expect_age(since_ns, 5);
-    cr_assert(plant_take(&plant, 1));
+    cr_assert(plant_take(1));
     put_request(UINT64_MAX);
     cr_expect(isnan(age()));
 }
 
-Test(shmstat_rings, have_no_age_below_zero_and_none_from_garbage, .timeout = 20, .fini = remove_plant)
+Test(shmstat_rings, have_no_age_below_zero_and_none_from_garbage)
 {
     static const struct bxi_frame nonsense[] = {
         { .kind = 0, .sent_ns = 5 }, { .kind = 77, .sent_ns = 5 }, { .kind = BXI_REPLY, .sent_ns = 0 },
     };
 
-    plant_make(&plant, 0);
     put((struct bxi_frame){ .kind = BXI_REPLY, .sent_ns = UINT64_MAX }, 64);
     cr_expect_eq(age(), 0);
-    cr_assert(plant_take(&plant, 1));
+    cr_assert(plant_take(1));
     for (size_t i = 0; i < sizeof(nonsense) / sizeof(nonsense[0]); i++) {
         put(nonsense[i], 64);
         cr_expect(isnan(age()), "%zu", i);
-        cr_assert(plant_take(&plant, 1));
+        cr_assert(plant_take(1));
     }
     put((struct bxi_frame){ .kind = BXI_ONEWAY, .id = 5 }, 20);
     cr_expect(isnan(age()), "shorter than a head");
-    bxi_store_relaxed(plant_word(&plant, 0, plant.reader[1].read_pos), 77);
+    bxi_store_relaxed(plant_word(0, plant.reader[1].read_pos), 77);
     cr_expect(isnan(age()), "not a record");
 }
 
-Test(shmstat_rings, show_the_frame_after_padding_and_where_positions_wrap, .timeout = 20, .fini = remove_plant)
+Test(shmstat_rings, show_the_frame_after_padding_and_where_positions_wrap)
 {
     static const uint64_t ends[] = { BXI_RING_BYTES, UINT64_C(1) << 38, 0 };
 
     for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
-        uint64_t since_ns = ago(3);
+        uint64_t since_ns = plant_ago(3);
 
-        plant_make(&plant, ends[i] - 128);
+        plant_remove();
+        plant_make(ends[i] - 128);
         put((struct bxi_frame){ .kind = BXI_REPLY, .sent_ns = since_ns }, 1000);
         cr_assert_eq(plant.writer[0].write_pos, ends[i] + bxi_record_bytes(1000));
         expect_age(since_ns, 3);
-        cr_assert(plant_take(&plant, 1));
+        cr_assert(plant_take(1));
         cr_expect(isnan(age()));
-        plant_remove(&plant);
     }
-    plant_make(&plant, 0);
 }
 
-Test(shmstat_rings, of_dead_workers_keep_unread_frames, .timeout = 20, .fini = remove_plant)
+Test(shmstat_rings, of_dead_workers_keep_unread_frames)
 {
-    uint64_t since_ns = ago(5);
+    uint64_t since_ns = plant_ago(5);
     char line[128];
 
-    plant_make(&plant, 0);
     put((struct bxi_frame){ .kind = BXI_ONEWAY, .id = since_ns }, 64);
     for (int rank = 0; rank < 2; rank++)
-        plant_kill(&plant, rank);
+        plant_kill(rank);
     expect_age(since_ns, 5);
 
     struct stat_run run = stat_run("show %s --prometheus", plant.job);
@@ -185,6 +221,9 @@ Test(shmstat_rings, of_dead_workers_keep_unread_frames, .timeout = 20, .fini = r
     snprintf(line, sizeof(line), "\nboxcar_ring_oldest_unread_seconds{job=\"%s\",worker=\"callee\",rank=\"1\","
              "peer=\"0\"} 0\n", plant.job);
     STAT_RUN_SAYS(run, line);
+    run = stat_run("show %s", plant.job);
+    STAT_RUN_SAYS(run, "UNREAD\n");
+    stat_run_fits(&run);
 }
 
 /* ---- What spins, and who is busy ----------------------------------------------------------------------- */
@@ -196,19 +235,17 @@ static void expect_activity(const char *activity)
     cr_expect_str_eq(json_text(json_get(stat_run_worker(&run, 0), "activity")), activity);
 }
 
-Test(shmstat_rings, tell_a_worker_that_spins_from_one_that_sleeps_or_is_dead, .timeout = 20, .fini = remove_plant)
+Test(shmstat_rings, tell_a_worker_that_spins_from_one_that_sleeps_or_is_dead)
 {
-    struct bxi_control *control;
+    struct bxi_control *control = plant_control(0);
 
-    plant_make(&plant, 0);
-    control = plant_control(&plant, 0);
     expect_activity("awake");
     bxi_store_relaxed(&bxi_tables(control)->now.spins, 1);
     expect_activity("spinning");
     bxi_store_relaxed(&control->header.armed, 4 | BXI_WHO_LEADER);
     expect_activity("asleep");
     bxi_store_relaxed(&control->header.armed, 4);
-    plant_kill(&plant, 0);
+    plant_kill(0);
     expect_activity("dead");
 }
 
@@ -219,19 +256,18 @@ static double pool(const char *key)
     return value;
 }
 
-Test(shmstat_rings, count_each_busy_thread_of_a_pool_once, .timeout = 20, .fini = remove_plant)
+Test(shmstat_rings, count_each_busy_thread_of_a_pool_once)
 {
     static const uint64_t wheres[] = { BXI_AT_THREAD | 11 << 8, BXI_AT_BODY | 12 << 8, BXI_AT_BODY | 12 << 8,
                                        BXI_AT_POOL, BXI_AT_THREAD | 13 << 8, BXI_AT_FUTURE, BXI_AT_BATCH };
 
-    plant_make(&plant, 0);
     cr_expect_eq(pool("busy"), 0);
     for (size_t i = 0; i < sizeof(wheres) / sizeof(wheres[0]); i++)
-        bxi_store_relaxed(&bxi_tables(plant_control(&plant, 0))->serving[100 * i % BXI_SERVING_MAX].where, wheres[i]);
-    bxi_store_relaxed(&bxi_tables(plant_control(&plant, 0))->counters[BXI_C_pool_threads], 5);
+        bxi_store_relaxed(&bxi_tables(plant_control(0))->serving[100 * i % BXI_SERVING_MAX].where, wheres[i]);
+    bxi_store_relaxed(&bxi_tables(plant_control(0))->counters[BXI_C_pool_threads], 5);
     cr_expect_eq(pool("busy"), 3);
     cr_expect_eq(pool("threads"), 5);
-    bxi_store_relaxed(&bxi_tables(plant_control(&plant, 0))->counters[BXI_C_pool_threads], 2);
+    bxi_store_relaxed(&bxi_tables(plant_control(0))->counters[BXI_C_pool_threads], 2);
     cr_expect_eq(pool("busy"), 2);
 
     struct stat_run run = stat_run("show %s", plant.job);
@@ -239,34 +275,7 @@ Test(shmstat_rings, count_each_busy_thread_of_a_pool_once, .timeout = 20, .fini 
     STAT_RUN_SAYS(run, "  pool      threads 2, busy 2\n");
 }
 
-/* ---- Jobs that run ----------------------------------------------------------------------------------------- */
-
-/* The rings table of `show` fits 80 columns, whatever its values. */
-HARNESS_TEST(shmstat_rings, show_a_request_that_a_stopped_worker_leaves_unread, 30, .size = 2, .setup = loans_setup)
-{
-    uint64_t before_ns = bxi_coarse_ns();       /* the clock of the frame, which lags if ticks are late */
-    OWN(future) *future = NULL;
-    double seconds = NAN, most;
-
-    HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
-    harness_stop_worker(1);
-    future = loans_start(job, "worker1", "echo", harness_msg_i64(2));
-
-    struct stat_run run = stat_run_fine("show", harness_job_name()), text = stat_run("show %s", harness_job_name());
-    const struct json *ring = stat_run_row(stat_run_worker(&run, 0), "rings", "to", 1);
-
-    seconds = json_number(json_get(ring, "oldest_unread_seconds"));
-    most = 1e-9 * (double)(bxi_now_ns() - before_ns);
-    HARNESS_CHECK(seconds >= 0 && seconds <= most);
-    HARNESS_CHECK(json_number(json_get(ring, "unread_bytes")) > 0);
-    ring = stat_run_row(stat_run_worker(&run, 1), "rings", "to", 0);
-    HARNESS_EQ(json_get(ring, "oldest_unread_seconds")->type, JSON_NULL);
-    HARNESS_HAS(text.text, "UNREAD\n");
-    for (const char *line = text.text; *line != '\0'; line = strchr(line, '\n') + 1)
-        HARNESS_CHECK(strcspn(line, "\n") <= 80);
-    harness_signal(1, SIGCONT);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-}
+/* ---- A job that runs ---------------------------------------------------------------------------------------- */
 
 HARNESS_HANDLER(quick)
 {

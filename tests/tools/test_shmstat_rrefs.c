@@ -10,20 +10,7 @@
 
 #include "rpc/rpc.h"
 
-#define SECOND UINT64_C(1000000000)
-#define OBJECT(owner, maker, number) ((uint64_t)(owner) << 56 | (uint64_t)(maker) << 49 | (number))
-
-static struct plant plant;
-
-static void remove_plant(void)
-{
-    plant_remove(&plant);
-}
-
-static uint64_t ago(uint64_t seconds)
-{
-    return bxi_now_ns() - seconds * SECOND;
-}
+TestSuite(shmstat_rrefs, .init = plant_begin, .fini = plant_remove, .timeout = 20);
 
 static const struct json *object_at(const struct stat_run *run, int rank, size_t index)
 {
@@ -47,19 +34,18 @@ static void plant_objects(void)
 {
     struct bxi_object_row *row;
 
-    plant_make(&plant, 0);
-    row = plant_object(&plant, 1, OBJECT(1, 0, 4), ago(5));
+    row = plant_object(1, PLANT_OBJECT(1, 0, 4), plant_ago(5));
     bxi_store_relaxed(&row->state, BXI_OBJECT_TO_COME);
-    row = plant_object(&plant, 1, OBJECT(1, 0, 3), ago(40));
+    row = plant_object(1, PLANT_OBJECT(1, 0, 3), plant_ago(40));
     bxi_store_relaxed(&row->holders[0], 1);
     bxi_store_relaxed(&row->entries, 3);
     memcpy((void *)row->name, "a name of 16 by.", BXI_TYPE_BYTES);
-    row = plant_object(&plant, 0, OBJECT(0, 0, 1), ago(20));
+    row = plant_object(0, PLANT_OBJECT(0, 0, 1), plant_ago(20));
     bxi_store_relaxed(&row->state, BXI_OBJECT_FAILED);
-    bxi_store_relaxed(&bxi_tables(plant_control(&plant, 0))->objects_unshown, 12);
+    bxi_store_relaxed(&bxi_tables(plant_control(0))->objects_unshown, 12);
 }
 
-Test(shmstat_rrefs, shows_owner_type_state_holders_and_age, .timeout = 20, .fini = remove_plant)
+Test(shmstat_rrefs, shows_owner_type_state_holders_and_age)
 {
     struct stat_run run;
 
@@ -88,7 +74,7 @@ Test(shmstat_rrefs, shows_owner_type_state_holders_and_age, .timeout = 20, .fini
     cr_expect(sum_of(&run, 1, "oldest_seconds") >= 40);
 }
 
-Test(shmstat_rrefs, prints_them_within_80_columns, .timeout = 20, .fini = remove_plant)
+Test(shmstat_rrefs, prints_them_within_80_columns)
 {
     struct stat_run run;
 
@@ -102,10 +88,9 @@ Test(shmstat_rrefs, prints_them_within_80_columns, .timeout = 20, .fini = remove
     STAT_RUN_SAYS(run, "\n1-0-4          callee           ?                to come");
     STAT_RUN_SAYS(run, "\n0-0-1          caller           net              failed ");
     STAT_RUN_SAYS(run, "\ncaller has 12 more, for which its segment has no row\n");
-    for (const char *line = run.text; *line != '\0'; line += strcspn(line, "\n") + 1)
-        cr_expect_leq(strcspn(line, "\n"), 80);
+    stat_run_fits(&run);
 
-    plant_kill(&plant, 0);
+    plant_kill(0);
     run = stat_run("rrefs %s", plant.job);
     STAT_RUN_SAYS(run, "\n  held by   caller (dead)\n");
 
@@ -122,7 +107,7 @@ static void expect_metric(const struct stat_run *run, const char *metric, int ra
     cr_expect_not_null(strstr(run->text, line), "%s in %s", line, run->text);
 }
 
-Test(shmstat_rrefs, counts_them_as_metrics, .timeout = 20, .fini = remove_plant)
+Test(shmstat_rrefs, counts_them_as_metrics)
 {
     struct stat_run run;
 
@@ -137,11 +122,10 @@ Test(shmstat_rrefs, counts_them_as_metrics, .timeout = 20, .fini = remove_plant)
     expect_metric(&run, "objects_held_by_peer", 1, ",peer=\"0\"} 1");
 }
 
-Test(shmstat_rrefs, says_so_if_there_are_none, .timeout = 20, .fini = remove_plant)
+Test(shmstat_rrefs, says_so_if_there_are_none)
 {
     struct stat_run run;
 
-    plant_make(&plant, 0);
     run = stat_run("rrefs %s", plant.job);
     cr_expect_eq(run.status, 0);
     STAT_RUN_SAYS(run, ": running, 0 objects\n");
@@ -249,22 +233,4 @@ HARNESS_TEST(shmstat_rrefs, shows_the_objects_of_a_job_until_they_are_destroyed,
     await_alive(0);
     run = stat_run_fine("rrefs", harness_job_name());
     HARNESS_EQ(json_get(stat_run_worker(&run, 1), "objects")->count, 0);
-}
-
-HARNESS_TEST(shmstat_rrefs, counts_objects_beyond_the_rows, 60, .size = 2, .setup = setup)
-{
-    enum { MORE = 44 };
-    static struct bx_rref *rrefs[BXI_OBJECTS_MAX + MORE];
-    struct stat_run run;
-
-    for (int i = 0; i < BXI_OBJECTS_MAX + MORE; i++)
-        HARNESS_EQ(bx_rref_create(job, &counter_type, new_counter_of(i), &rrefs[i]), 0);
-    run = stat_run_fine("rrefs", harness_job_name());
-    HARNESS_EQ(json_get(stat_run_worker(&run, 0), "objects")->count, BXI_OBJECTS_MAX);
-    HARNESS_EQ(sum_of(&run, 0, "count"), BXI_OBJECTS_MAX + MORE);
-    run = stat_run("rrefs %s", harness_job_name());
-    HARNESS_HAS(run.text, "\nworker0 has 44 more, for which its segment has no row\n");
-    expect_check_is_fine();
-    for (int i = 0; i < BXI_OBJECTS_MAX + MORE; i++)
-        bx_rref_release(rrefs[i]);
 }

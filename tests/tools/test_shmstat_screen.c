@@ -13,17 +13,6 @@
 #include <sys/prctl.h>
 #include <termios.h>
 
-static struct plant plant;
-
-static void begin(void)
-{
-    plant_make(&plant, 0);
-}
-
-static void end(void)
-{
-    plant_remove(&plant);
-}
 
 /* ---- The terminal ------------------------------------------------------------------------------------ */
 
@@ -199,7 +188,7 @@ static void in_a_terminal(void (*body)(void))
 
 #define TERMINAL_TEST(name) \
     static void name(void); \
-    Test(shmstat_screen, name, .init = begin, .fini = end, .timeout = 60) \
+    Test(shmstat_screen, name, .init = plant_begin, .fini = plant_remove, .timeout = 60) \
     { \
         in_a_terminal(name); \
     } \
@@ -288,10 +277,10 @@ TERMINAL_TEST(watches_a_job_that_ends)
     expect_as_before();
 }
 
-Test(shmstat_screen, has_colours_unless_NO_COLOR_is_set, .init = begin, .fini = end, .timeout = 60)
+Test(shmstat_screen, has_colours_unless_NO_COLOR_is_set, .init = plant_begin, .fini = plant_remove, .timeout = 60)
 {
     /* In this process: a child would not have the segments. */
-    bxi_store_relaxed(&bxi_tables(plant_control(&plant, 0))->now.since_ns, 1);
+    bxi_store_relaxed(&bxi_tables(plant_control(0))->now.since_ns, 1);
     in_a_terminal(uses_colours_unless_told_not_to);
 }
 

@@ -14,7 +14,6 @@
 #define SECOND UINT64_C(1000000000)
 #define START (1000 * SECOND)
 
-static struct plant plant;
 static struct top_model model;
 static struct top_state state;
 static char *text;                      /* of the picture that was drawn last */
@@ -22,14 +21,14 @@ static size_t text_bytes;
 
 static void begin(void)
 {
-    plant_make(&plant, 0);
+    plant_begin();
     model = (struct top_model){ .select = plant.job, .stuck_s = 10 };
     top_state_init(&state);
 }
 
 static void end(void)
 {
-    plant_remove(&plant);
+    plant_remove();
     top_free(&model);
     free(text);
 }
@@ -42,7 +41,7 @@ static void sample(enum top_view view, uint64_t at_ns)
 
 static void count(int rank, enum bxi_counter which, uint64_t n)
 {
-    bxi_count(&bxi_tables(plant_control(&plant, rank))->counters[which], n);
+    bxi_count(&bxi_tables(plant_control(rank))->counters[which], n);
 }
 
 /* ---- Rates ------------------------------------------------------------------------------------------- */
@@ -68,11 +67,11 @@ Test(shmstat_top, rates_are_the_counts_between_two_samples_over_their_time, .ini
     count(1, BXI_C_requests_async, 10);
     count(1, BXI_C_requests_blocking, 2);
     count(1, BXI_C_requests_batched, 4);
-    bxi_count(&plant_counters(&plant, 0)->frames_sent, 520);
-    bxi_count(&plant_counters(&plant, 0)->bytes_sent, 4096);
-    bxi_count(&plant_counters(&plant, 0)->times_full, 5);
-    bxi_count(&plant_counters(&plant, 1)->frames_received, 40);
-    bxi_count(&plant_counters(&plant, 1)->bytes_received, 64);
+    bxi_count(&plant_counters(0)->frames_sent, 520);
+    bxi_count(&plant_counters(0)->bytes_sent, 4096);
+    bxi_count(&plant_counters(0)->times_full, 5);
+    bxi_count(&plant_counters(1)->frames_received, 40);
+    bxi_count(&plant_counters(1)->bytes_received, 64);
     sample(TOP_WORKERS, START + 2 * SECOND);
     EXPECT(0, TOP_CALLS_S, 260);
     EXPECT(0, TOP_REQUESTS_S, 0);
@@ -99,8 +98,8 @@ Test(shmstat_top, rates_are_the_counts_between_two_samples_over_their_time, .ini
 
 Test(shmstat_top, shows_how_full_a_ring_is, .init = begin, .fini = end)
 {
-    while (plant_put(&plant, 0, 4000))
-        plant_count(&plant, 0);
+    while (plant_put(0, 4000))
+        plant_count(0);
     sample(TOP_WORKERS, START);
     sample(TOP_RINGS, START + SECOND);
     cr_assert_eq(model.count, 2);
@@ -136,6 +135,15 @@ Test(shmstat_top, counts_the_calls_in_flight_wherever_their_rows_are, .init = be
     cr_expect(isnan(model.rows[1].number[TOP_AGE]));
     sample(TOP_CALLS, START + 1);
     cr_expect_eq(model.count, 3);
+
+    struct stat_run run = stat_run("top --json --interval 0.1 %s", plant.job);
+    const struct json *worker = stat_run_worker(&run, 0);
+
+    cr_expect_eq(run.status, 0);
+    cr_expect_geq(json_number(json_get(run.json, "interval_seconds")), 0.1);
+    cr_expect_str_eq(json_text(json_get(worker, "name")), "caller");
+    cr_expect_eq(json_number(json_get(worker, "calls_per_second")), 0);
+    cr_expect_eq(json_number(json_get(worker, "calls_in_flight")), 2);
 }
 
 /* ---- Who is stuck ------------------------------------------------------------------------------------ */
@@ -162,7 +170,7 @@ Test(shmstat_top, a_call_in_flight_for_too_long_is_stuck_and_not_before, .init =
 
 Test(shmstat_top, a_handler_that_does_not_end_is_nearer_to_the_reason_than_its_caller, .init = begin, .fini = end)
 {
-    struct bxi_tables *callee = bxi_tables(plant_control(&plant, 1));
+    struct bxi_tables *callee = bxi_tables(plant_control(1));
 
     plant_call(0, 3, 40 * SECOND, 0);
     bxi_store_relaxed(&callee->serving[9].who, 2 << 16 | 0);
@@ -181,7 +189,7 @@ Test(shmstat_top, a_handler_that_does_not_end_is_nearer_to_the_reason_than_its_c
 
 Test(shmstat_top, a_request_that_only_waits_in_a_batch_does_not_make_its_callee_stuck, .init = begin, .fini = end)
 {
-    struct bxi_tables *callee = bxi_tables(plant_control(&plant, 1));
+    struct bxi_tables *callee = bxi_tables(plant_control(1));
 
     bxi_store_relaxed(&callee->serving[0].since_ns, START - 20 * SECOND);
     bxi_store_relaxed(&callee->serving[0].where, BXI_AT_BATCH);
@@ -199,7 +207,7 @@ Test(shmstat_top, a_stopped_worker_is_the_first_reason, .init = begin, .fini = e
             pause();
     cr_assert_eq(kill(child, SIGSTOP), 0);
     cr_assert_eq(waitpid(child, NULL, WUNTRACED), child);
-    plant_control(&plant, 0)->header.pid = (uint32_t)child;
+    plant_control(0)->header.pid = (uint32_t)child;
     plant_call(1, 3, 40 * SECOND, 0);
     sample(TOP_WORKERS, START);
     expect_stuck(0, 3, "stopped", "is stopped: it goes on with SIGCONT");
@@ -245,7 +253,7 @@ static bool line_has(int line, const char *part)
 Test(shmstat_top, a_killed_worker_is_dead_until_its_segment_is_removed, .init = begin, .fini = end)
 {
     sample(TOP_WORKERS, START);
-    plant_kill(&plant, 1);
+    plant_kill(1);
     sample(TOP_WORKERS, START + SECOND);
     cr_expect_eq(model.rows[1].health, TOP_DEAD);
     cr_expect_str_eq(model.rows[1].text[TOP_DOING], "dead");
@@ -392,7 +400,7 @@ Test(shmstat_top, a_call_of_a_dead_caller_is_not_stuck, .init = begin, .fini = e
     cr_assert_eq(model.count, 1);
     cr_expect_eq(model.rows[0].health, TOP_STUCK);
     EXPECT(0, TOP_AGE, 60);
-    plant_kill(&plant, 0);
+    plant_kill(0);
     sample(TOP_CALLS, START + SECOND);
     cr_expect_eq(model.count, 0);
 }
@@ -485,43 +493,3 @@ Test(shmstat_top, wrong_flags_and_a_missing_terminal_are_wrong_usage)
     expect_status(2, "show --once");
     expect_status(3, "top --once no-such-job");
 }
-
-/* The callee rank 0 answers 60 calls of rank 1 between two samples. */
-enum gate { SAMPLED = 0, CALLED };
-
-HARNESS_HANDLER(echo)
-{
-    return bx_msg_put_i64(reply, bx_read_i64(args));
-}
-
-static int setup(struct bx_job *job)
-{
-    return bx_register(job, "echo", BX_INLINE, echo, NULL);
-}
-
-static void shows_itself(struct bx_job *job)
-{
-    struct stat_run run;
-    const struct json *worker;
-    double span_s;
-
-    model = (struct top_model){ .select = harness_job_name(), .stuck_s = 10 };
-    HARNESS_EQ(top_sample(&model, TOP_WORKERS, stat_now_ns(CLOCK_MONOTONIC)), 0);
-    for (int i = 0; i < 60; i++)
-        HARNESS_EQ(harness_call_i64(job, "worker0", "echo", i), i);
-    HARNESS_EQ(top_sample(&model, TOP_WORKERS, model.now.at_ns + 2 * SECOND), 0);
-    HARNESS_EQ(top_rows(&model, TOP_WORKERS), 0);
-    HARNESS_EQ(model.rows[1].number[TOP_CALLS_S], 30);
-    HARNESS_EQ(model.rows[0].number[TOP_REQUESTS_S], 30);
-    top_free(&model);
-    run = stat_run("top --json --interval 0.1 %s", harness_job_name());
-    HARNESS_EQ(run.status, 0);
-    worker = stat_run_worker(&run, 1);
-    span_s = json_number(json_get(run.json, "interval_seconds"));
-    HARNESS_CHECK(span_s >= 0.1);
-    HARNESS_EQ(json_number(json_get(worker, "calls_per_second")), 0);
-    HARNESS_EQ(json_number(json_get(worker, "calls_in_flight")), 0);
-    HARNESS_CHECK(strcmp(json_text(json_get(worker, "name")), "worker1") == 0);
-}
-
-HARNESS_WORLD(shmstat_top, shows_a_job_that_runs, 60, .size = 2, .setup = setup, .body = { NULL, shows_itself });

@@ -17,9 +17,9 @@
  *
  * Tasks of BX_LOCKED handlers would only wait for each other's lock, so no thread is woken for one while another may be
  * back soon: it has the role, or was woken for such a task or began one less than SOON_NS ago. The queue is then looked
- * at after that time, by a timer, but not for the one task that the thread with the role is about to take: a look is two
- * wake-ups of the background thread. If no task was taken meanwhile, one more thread is woken, and the next look comes
- * after twice the time: the program may hold that lock for long.
+ * at after that time, by a timer. If no task was taken meanwhile, one more thread is woken, and the next look comes
+ * after twice the time: the program may hold that lock for long. A look is two wake-ups of the background thread, so
+ * there is none for the one task that the thread with the role is about to take.
  *
  * Threads are woken behind the pass that submitted their tasks, when its thread has given the role up, if it can. The
  * kernel may give a woken thread the CPU of the one that wakes it: it would run the task, find the role taken and be

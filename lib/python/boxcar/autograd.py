@@ -232,9 +232,9 @@ def _hooked(leaf, gradient):
 
 
 def _in_grads(context, outputs, leaves, gradients):
-    """Adds them to the context's; returns those of the received leaves. For DistributedDataParallel, which sums leaf.grad
-    over the trainers, in hooks that torch.autograd.grad does not run: that of one leaf when the last one of its bucket
-    is reached, which may be in a later part of the pass. So all gradients of the context are there meanwhile."""
+    """Adds them to the context's; returns those of the received leaves. For DistributedDataParallel, which sums the
+    trainers' leaf.grad, in hooks that torch.autograd.grad does not run: that of one leaf when the last one of its
+    bucket is reached, which may be in a later part of the pass. So all gradients of the context are there meanwhile."""
     with _grads:
         leaves = list(dict.fromkeys([*leaves, *context.gradients]))
         before = [leaf.grad for leaf in leaves]

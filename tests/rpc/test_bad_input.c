@@ -163,18 +163,6 @@ HARNESS_TEST(bad_peer, that_is_stopped_misses_deadlines_but_loses_no_request, 30
     HARNESS_EQ(harness_counter(job, "late_replies"), 33);
 }
 
-HARNESS_TEST(bad_peer, that_sent_many_one_way_calls_is_not_cut_off, 30, .size = 2, .setup = setup)
-{
-    struct bx_future *future = NULL;
-
-    for (int i = 0; i < 2 * BXI_CALLS_MAX; i++)
-        HARNESS_EQ(bx_rpc_oneway(job, "worker1", "gate", NULL, NULL), 0);
-    future = harness_async(job, "worker1", "gate");
-    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
-    harness_post(OPEN_GATE);
-    harness_end(future, 0);
-}
-
 /* ---- A full /dev/shm ------------------------------------------------------------------------------------ */
 
 HARNESS_TEST(bad_shm, without_room_for_a_ring_fails_the_call, 30, .size = 2, .setup = setup,

@@ -218,24 +218,6 @@ HARNESS_TEST(death, of_all_others_leaves_the_last_one_working, 30, .size = 3, .s
     harness_threads(job, SERVERS, serves_with_others);
 }
 
-HARNESS_HANDLER(ask_worker2)
-{
-    return bx_rpc_sync(bx_request_job(request), "worker2", "hold", NULL, NULL, NULL);
-}
-
-HARNESS_TEST(death, fails_a_nested_call, 30, .size = 3, .setup = setup, .dies = 1u << 2,
-             .handlers = { HARNESS_BLOCKING("ask_worker2", ask_worker2) })
-{
-    struct bx_future *future = harness_start(job, "worker1", "ask_worker2", harness_msg_i64(1), 0);
-
-    harness_await(HELD, 1);
-    harness_signal(2, SIGKILL);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
-    HARNESS_HAS(bx_future_error_text(future), "worker 'worker1', function 'ask_worker2': worker 'worker2'");
-    bx_future_release(future);
-    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 7), 7);
-}
-
 /* ---- In a batch ----------------------------------------------------------------------------------- */
 
 /* Kills rank 3, which has a row in this batch, and answers when the death has been seen. */

@@ -96,7 +96,6 @@ Test(bad_start, without_an_inode_left_says_so)
 
 /* ---- A stopped consumer -------------------------------------------------------------------------------- */
 
-enum gate { OPEN_GATE = 0 };
 enum value { ONEWAYS = 8 };
 
 HARNESS_HANDLER(count)
@@ -105,16 +104,9 @@ HARNESS_HANDLER(count)
     return 0;
 }
 
-HARNESS_HANDLER(wait_at_the_gate)
-{
-    harness_await(OPEN_GATE, 1);
-    return count(request, args, reply, context);
-}
-
 static int setup(struct bx_job *job)
 {
-    return HARNESS_REGISTER(job, HARNESS_INLINE("echo", harness_echo), HARNESS_INLINE("count", count),
-                            HARNESS_BLOCKING("gate", wait_at_the_gate));
+    return HARNESS_REGISTER(job, HARNESS_INLINE("echo", harness_echo), HARNESS_INLINE("count", count));
 }
 
 static struct bx_msg *large(void)

@@ -520,37 +520,3 @@ static void call_while_it_runs_too(struct bx_job *job)
 HARNESS_WORLD(batch, keeps_calls_that_arrive_while_its_body_runs_for_the_next_batch, 20, .size = 3,
               .setup = setup_blocking, .body = { NULL, call_while_it_runs, call_while_it_runs_too },
               .store = HARNESS_TABLE({ BODY_WAITS, 1 }), .expect = HARNESS_TABLE({ RUNS, 2 }));
-
-static int call_back(struct bx_batch *batch, void *context)
-{
-    struct bx_job *job = context;
-
-    for (size_t row = 0; row < bx_batch_rows(batch); row++) {
-        const char *caller = bx_worker_name(job, bx_batch_caller(batch, row));
-
-        HARNESS_EQ(bx_batch_reply_i64(batch, row, harness_call_i64(job, caller, "own", 0)), 0);
-    }
-    return 0;
-}
-
-HARNESS_HANDLER(own)
-{
-    return bx_msg_put_i64(reply, 1000 + bx_job_rank(bx_request_job(request)));
-}
-
-static int setup_call_back(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "own", BX_INLINE, own, NULL), 0);
-    HARNESS_EQ(bx_register_batch(job, "back", call_back, job,
-                                 &(struct bx_batch_options){ .blocking = true, .max_rows = 2 }), 0);
-    return 0;
-}
-
-static void be_called_back(struct bx_job *job)
-{
-    for (int i = 0; i < 50; i++)
-        HARNESS_EQ(harness_call_i64(job, "worker0", "back", 0), 1000 + bx_job_rank(job));
-}
-
-HARNESS_WORLD(batch, may_call_and_wait_in_a_blocking_body, 20, .size = 3, .setup = setup_call_back,
-              .body = { NULL, be_called_back, be_called_back });

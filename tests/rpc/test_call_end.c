@@ -142,41 +142,6 @@ HARNESS_TEST(call_end, by_the_deadline_of_the_job_if_the_call_has_none, 20, .siz
         bx_rpc_sync(job, "worker1", "twice", NULL, &(struct bx_call_options){ .timeout_ns = BX_FOREVER }, NULL);
 }
 
-static void note_turn(struct bx_future *future, void *context)
-{
-    HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
-    harness_store(10 + (int)(intptr_t)context, harness_add(9, 1));
-}
-
-/* Each call has an earlier deadline than the one before, and must wake the thread that sleeps until the latter. */
-HARNESS_TEST(call_end, by_the_earlier_deadline_first, 20, .size = 2, .setup = setup)
-{
-    enum { MANY = 20 };
-    const uint64_t apart_ns = 30 * HARNESS_MS;
-    struct bx_future *futures[MANY];
-    uint64_t began_ns, took_ns;
-
-    do {
-        harness_store(9, 0);
-        began_ns = bxi_now_ns();
-        for (int i = 0; i < MANY; i++) {
-            futures[i] = harness_start(job, "worker1", "hold", NULL, (uint64_t)(MANY - i) * apart_ns);
-            HARNESS_EQ(bx_future_on_done(futures[i], note_turn, (void *)(intptr_t)i), 0);
-        }
-        took_ns = bxi_now_ns() - began_ns;
-
-        struct bx_future *all = bx_future_all(job, futures, MANY);
-
-        harness_end(all, BX_E_TIMEOUT);
-        for (int i = 0; i < MANY; i++)
-            bx_future_release(futures[i]);
-        send_let_go(job, MANY);
-    } while (took_ns > apart_ns / 2);       /* a later call may have a later deadline: once more */
-    for (int i = 0; i < MANY; i++)
-        HARNESS_EQ(harness_load(10 + i), MANY - 1 - i);
-    await_late_replies(job);
-}
-
 /* ---- The most calls in flight ---------------------------------------------------------------- */
 
 static struct bx_future *in_flight[BXI_CALLS_MAX];
@@ -237,25 +202,5 @@ HARNESS_TEST(call_end, later_if_1024_are_in_flight_and_it_waits_for_a_slot, 20, 
 {
     fill_the_slots(job);
     harness_threads(job, 5, call_one_more);
-    empty_the_slots(job);
-}
-
-HARNESS_CALLBACK(call_from_callback)
-{
-    struct bx_future *another = NULL;
-
-    HARNESS_EQ(bx_rpc_async(context, "worker1", "hold", NULL, NULL, &another), -EAGAIN);
-    harness_post(READY);
-}
-
-HARNESS_TEST(call_end, with_eagain_in_a_callback_which_may_not_wait, 20, .size = 2, .setup = setup)
-{
-    struct bx_future *future = bx_future_create(job);
-
-    fill_the_slots(job);
-    HARNESS_EQ(bx_future_on_done(future, call_from_callback, job), 0);
-    HARNESS_EQ(bx_future_set(future, NULL), 0);
-    HARNESS_EQ(harness_gate(READY), 1);
-    bx_future_release(future);
     empty_the_slots(job);
 }

@@ -11,6 +11,77 @@ TestSuite(rejoin, .init = starts_set_up, .fini = place_tear_down, .timeout = 60)
 
 /* ---- Coming back ------------------------------------------------------------------------------- */
 
+/* Of ranks 0, 1 and 2. */
+static void expect_generations(struct bx_job *job, int first, int second, int third)
+{
+    HARNESS_EQ(bx_worker_generation(job, 0), first);
+    HARNESS_EQ(bx_worker_generation(job, 1), second);
+    HARNESS_EQ(bx_worker_generation(job, 2), third);
+    HARNESS_EQ(bx_worker_generation(job, 3), -EINVAL);
+    HARNESS_CHECK(bx_worker_host(job, 2)[0] == '\0' && bx_worker_host(job, 3) == NULL);
+}
+
+static void survivor_of_1(struct bx_job *job)
+{
+    expect_generations(job, 1, 1, 1);
+    if (bx_job_rank(job) == 1)
+        return;
+    harness_await(BACK, 1);
+    await_alive(job, 1);
+    expect_generations(job, 1, 2, 1);
+    call_all(job);
+    harness_post(GO_ON);
+}
+
+static void comes_back_as_1(struct bx_job *job)
+{
+    expect_generations(job, 1, 2, 1);
+    HARNESS_EQ(strcmp(bx_worker_name(job, 0), "worker0"), 0);
+    HARNESS_CHECK(bx_worker_is_alive(job, 0) && bx_worker_is_alive(job, 2));
+    call_all(job);
+    harness_post(BACK);
+    harness_await(GO_ON, 2);
+}
+
+Test(rejoin, a_process_takes_the_place_of_a_dead_worker)
+{
+    begin_lives_but(3, 1, (struct life){ .body = survivor_of_1 });
+    begin_life(3, (struct life){ .rank = 1, .body = comes_back_as_1 });
+    harness_await(GO_ON, 2);
+    end_lives();
+}
+
+static void *interrupt_soon(void *job)
+{
+    usleep(50000);
+    bx_job_interrupt(job, true);
+    return NULL;
+}
+
+/* If the worker that is back counted as gone, serving would end by itself. */
+static void serves_again(struct bx_job *job)
+{
+    pthread_t thread;
+
+    if (bx_job_rank(job) == 1)
+        return;
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+    await_alive(job, 1);
+    HARNESS_EQ(pthread_create(&thread, NULL, interrupt_soon, job), 0);
+    HARNESS_EQ(bx_job_serve(job), BX_E_INTERRUPTED);
+    pthread_join(thread, NULL);
+    bx_job_interrupt(job, false);
+    harness_post(GO_ON);
+}
+
+Test(rejoin, a_worker_that_is_back_is_served_like_the_others)
+{
+    begin_lives_but(3, 1, (struct life){ .body = serves_again });
+    begin_life(3, (struct life){ .rank = 1, .body = NULL });
+    harness_await(GO_ON, 2);
+    end_lives();
+}
+
 static void sees_the_others(struct bx_job *job)
 {
     call_all(job);
@@ -34,10 +105,7 @@ Test(rejoin, rank_0_comes_back_and_holds_the_lock_again)
 /* All that live are known to the one that comes; nobody waits for those that are dead. */
 static void is_alone_with_0(struct bx_job *job)
 {
-    for (int rank = 0; rank < 3; rank++)
-        HARNESS_EQ(bx_worker_generation(job, rank), 1 + (rank == 1));
-    HARNESS_EQ(bx_worker_generation(job, 3), -EINVAL);
-    HARNESS_CHECK(bx_worker_host(job, 2)[0] == '\0' && bx_worker_host(job, 3) == NULL);
+    expect_generations(job, 1, 2, 1);
     HARNESS_CHECK(!bx_worker_is_alive(job, 2));
     HARNESS_EQ(strcmp(bx_worker_name(job, 2), "worker2"), 0);
     HARNESS_EQ(bx_rpc_sync(job, "worker2", "echo", NULL, NULL, NULL), BX_E_PEER_DEAD);

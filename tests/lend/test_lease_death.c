@@ -85,6 +85,33 @@ Test(lease_death, of_a_borrower_makes_room_for_a_call_to_another, .timeout = 30)
 
 /* ---- The owner ------------------------------------------------------------------------------------------------- */
 
+HARNESS_TEST(lease_death, of_an_owner_leaves_its_tensors_readable, 30, .size = 3, .setup = loans_setup, .dies = 1u << 1)
+{
+    struct bx_msg *args = harness_msg_i64(500), *reply = NULL;
+    struct bx_tensor *last;
+
+    reply = harness_ask(job, "worker1", "make", args);
+    harness_signal(1, SIGKILL);
+    await_death(job, 1);
+    HARNESS_EQ(loans_of(job, 1).borrowed, 1);
+
+    struct bx_reader reader = bx_msg_reader(reply);
+
+    for (uint64_t i = 0; i < 499; i++)
+        HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), i));
+    last = bx_tensor_acquire(bx_read_tensor(&reader));
+    /* To pass it on copies it from the dead owner's memory. */
+    args = harness_msg_i64(499);
+    HARNESS_EQ(bx_msg_put_tensor(args, last), 0);
+    HARNESS_EQ(harness_call(job, "worker2", "verify", args), 1);
+    bx_msg_destroy(reply);
+    HARNESS_CHECK(loans_hold(last, 499));
+    HARNESS_CHECK(bx_tensor_is_borrowed(last) && bx_tensor_data_mut(last) == NULL);
+    bx_tensor_release(last);
+    HARNESS_EQ(loans_of(job, 1).borrowed, 0);
+    HARNESS_EQ(harness_call(job, "worker2", "verify", loans_msg(job, 1, 1, 100)), 1);
+}
+
 /* The callee reads the tensor after the caller has died, and after the end of its own job. */
 HARNESS_TEST(lease_death, of_an_owner_leaves_its_tensors_readable_beyond_the_job, 30, .size = 3, .setup = loans_setup,
              .dies = 1u << 1)

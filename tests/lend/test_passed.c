@@ -172,6 +172,15 @@ static void passed_one(struct bx_job *job)
     harness_serve(job);
 }
 
+HARNESS_TEST(passed, tensors_go_on_through_several_workers, 60, .size = 4, .setup = setup,
+             .body = { NULL, passed_one, passed_one })
+{
+    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 5, "23", ELEMENTS)), 1);
+    HARNESS_EQ(harness_call_i64(job, "worker3", "drop", 1), 0);
+    loans_come_back(job, -1);
+    harness_post(CHECKED);
+}
+
 HARNESS_TEST(passed, tensors_go_back_to_their_owner_without_a_copy, 60, .size = 2, .setup = setup,
              .body = { NULL, passed_one })
 {
@@ -339,6 +348,29 @@ HARNESS_TEST(passed, tensors_stay_though_the_middle_ends_in_the_shutdown_of_thei
     harness_leaves_by_itself();
     harness_post(HELD);
     harness_leave(job);
+}
+
+static void middle_leaves(struct bx_job *job)
+{
+    const char *holder = bx_job_rank(job) == 0 ? "2" : "0";
+
+    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, holder, ELEMENTS)), 1);
+    harness_post(HELD);
+    await_gone(job, 1);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, 200 * HARNESS_MS), BX_E_TIMEOUT);      /* the holder reads it still */
+    write_over_free_memory(job);
+    HARNESS_EQ(harness_call_i64(job, bx_job_rank(job) == 0 ? "worker2" : "worker0", "drop", 1), 0);
+    harness_post(CHECKED);
+    loans_come_back(job, -1);
+}
+
+Test(passed, tensors_stay_though_the_middle_leaves_alone)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup,
+                                         .body = { middle_leaves, leaves_alone, harness_serve } });
+    harness_reset();
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup,
+                                         .body = { harness_serve, leaves_alone, middle_leaves } });
 }
 
 /* worker1 has not seen yet that the owner has left, worker2 has. */

@@ -198,6 +198,36 @@ Test(rref_death, of_the_owner_fails_every_use)
     run_owner_dies((struct bx_options){ .wait = BX_WAIT_EPOLL, .no_spin = true });
 }
 
+/* The owner is stopped when a third worker gets the reference: ENTER is not answered. Then it dies. */
+static void enters_in_vain(struct bx_job *job)
+{
+    harness_await(HELD, 1);
+    HARNESS_WAIT_WHILE(__atomic_load_n(&kept_rref, __ATOMIC_ACQUIRE) == NULL);
+    HARNESS_CHECK(!bx_rref_is_confirmed(kept_rref));
+    HARNESS_EQ(bx_rref_wait(kept_rref, 5 * HARNESS_MS), BX_E_TIMEOUT);
+    HARNESS_HAS(bx_error_text(), "'worker1' did not confirm");
+    harness_post(SENT);
+    HARNESS_EQ(bx_rref_wait(kept_rref, BX_FOREVER), BX_E_PEER_DEAD);
+    each_use_fails(kept_rref);
+    bx_rref_release(kept_rref);
+    harness_serve(job);
+}
+
+HARNESS_TEST(rref_death, of_the_owner_ends_the_wait_of_one_that_has_not_been_confirmed, 60, .size = 3,
+             .setup = setup, .dies = 1u << 1, .body = { NULL, NULL, enters_in_vain })
+{
+    struct bx_rref *rref = remote(job, "worker1", "new_counter", 1);
+
+    HARNESS_EQ(add_to(rref, 1), 2);
+    harness_stop_worker(1);
+    give(job, "worker2", rref, true);
+    harness_post(HELD);
+    harness_await(SENT, 1);
+    harness_signal(1, SIGKILL);
+    await_death(job, 1);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+}
+
 /* ---- Stopped workers -------------------------------------------------------------------------------------- */
 
 static void continues_it(struct bx_job *job)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/run/timer.c: own_loop's timerfd is not disarmed after another thread has set it. That nobody sleeps beyond the
- * first deadline otherwise, in own_loop too, is the simulator's (role).
+ * lib/run/progress.c: own_loop's timerfd is never set to a later time, whichever threads change it at the same time.
+ * That the background thread never sleeps beyond the first deadline is the simulator's (role).
  *
  * This file replaces timerfd_settime of the C library, so that a test can stop a thread in front of it.
  */
@@ -33,6 +33,8 @@ static int setup(struct bx_job *job)
 
 HARNESS_CALLBACK(note_end)
 {
+    if (bx_future_error(future) == BX_E_SHUTDOWN)
+        return;                     /* the call with a deadline in an hour, when its job ends */
     HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
     harness_post(ENDED);
 }
@@ -91,6 +93,31 @@ static void let_the_other_call(void)
         sched_yield();
 }
 
+static void call_when_let(struct bx_job *job, int index)
+{
+    if (index == 0) {
+        harness_await(READY, 1);
+        call_never(job, 20 * HARNESS_MS);
+        harness_post(CALLED);
+    } else {
+        trap = let_the_other_call;
+        call_never(job, 3600000 * HARNESS_MS);
+        HARNESS_CHECK(trap == NULL);
+    }
+}
+
+HARNESS_TEST(loop_timer, is_not_moved_to_a_later_call, 20, .size = 2, .setup = setup, .body = { NULL, serve_warm_up },
+             .options = { .own_loop = true })
+{
+    trapped_job = job;
+    warm_up(job);
+    harness_threads(job, 2, call_when_let);
+    loop_until_ended(job, 1);
+    harness_post(DONE);
+    harness_leaves_by_itself();
+    bx_job_destroy(job);            /* the call with a deadline in an hour is still in flight */
+}
+
 static void call_or_loop(struct bx_job *job, int index)
 {
     if (index == 0) {
@@ -111,5 +138,24 @@ HARNESS_TEST(loop_timer, is_not_disarmed_after_a_new_call_has_set_it, 20, .size 
     trapped_job = job;
     warm_up(job);
     harness_threads(job, 2, call_or_loop);
+    harness_post(DONE);
+}
+
+/* ---- A waiting thread reads the timerfd ------------------------------------------------------- */
+
+HARNESS_TEST(loop_timer, is_set_again_after_a_waiting_thread_has_read_it, 20, .size = 2, .setup = setup,
+             .body = { NULL, serve_warm_up }, .options = { .own_loop = true, .no_spin = true })
+{
+    struct bx_future *promise = bx_future_create(job);
+
+    warm_up(job);
+    for (uint32_t round = 0; round < 5; round++) {
+        call_never(job, 5 * HARNESS_MS);
+        call_never(job, 40 * HARNESS_MS);
+        /* The leader fires the first deadline and reads the timerfd. */
+        HARNESS_EQ(bx_future_wait(promise, 15 * HARNESS_MS), BX_E_TIMEOUT);
+        loop_until_ended(job, 2 * round + 2);
+    }
+    bx_future_release(promise);
     harness_post(DONE);
 }

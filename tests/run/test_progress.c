@@ -135,10 +135,19 @@ HARNESS_HANDLER(quit)
     return 0;
 }
 
+HARNESS_BATCH(alone)
+{
+    return bx_batch_reply_i64(batch, 0, (int64_t)bx_batch_rows(batch));
+}
+
 static int setup_loop(struct bx_job *job)
 {
-    return HARNESS_REGISTER(job, HARNESS_INLINE("twice", harness_twice),
-                            HARNESS_BLOCKING("twice_blocking", harness_twice), HARNESS_INLINE("quit", quit));
+    HARNESS_REGISTER(job, HARNESS_INLINE("twice", harness_twice), HARNESS_BLOCKING("twice_blocking", harness_twice),
+                     HARNESS_INLINE("quit", quit));
+    HARNESS_EQ(bx_register_batch(job, "alone", alone, NULL,
+                                 &(struct bx_batch_options){ .flush_after_ns = 10 * HARNESS_MS }), 0);
+    HARNESS_EQ(bx_batch_add_member(job, "alone", bx_job_rank(job)), 0);     /* a member that never calls */
+    return bx_on_death(job, count_death, NULL);
 }
 
 static void loop_until_quit(struct bx_job *job)
@@ -168,6 +177,53 @@ HARNESS_WORLD(progress, with_own_loop_serves_by_poll_without_a_background_thread
 HARNESS_WORLD(progress, with_own_loop_needs_no_io_uring, 20, .size = 2, .setup = setup_loop,
               .body = { call_a_loop, loop_until_quit },
               .options = { .own_loop = true, .wait = BX_WAIT_EPOLL, .no_spin = true });
+
+HARNESS_TEST(progress, with_own_loop_is_due_at_a_deadline, 20, .size = 2, .setup = setup_loop,
+             .body = { NULL, loop_until_quit }, .options = { .own_loop = true })
+{
+    for (int i = 0; i < 5; i++)
+        HARNESS_EQ(harness_call_i64(job, "worker1", "alone", 0), 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "quit", NULL, NULL, NULL), 0);
+}
+
+HARNESS_CALLBACK(note_time_out)
+{
+    HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
+    asked_to_quit = true;
+}
+
+HARNESS_BODY(do_not_loop)
+{
+    harness_post(READY);
+    harness_await(DONE, 1);
+}
+
+HARNESS_TEST(progress, with_own_loop_times_calls_out, 20, .size = 2, .setup = setup_loop, .body = { NULL, do_not_loop },
+             .options = { .own_loop = true })
+{
+    struct bx_call_options hasty = { .timeout_ns = 20 * HARNESS_MS };
+    struct bx_future *future = NULL;
+
+    harness_await(READY, 1);            /* the other worker does not run its loop */
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "twice_blocking", NULL, &hasty, &future), 0);
+    HARNESS_EQ(bx_future_on_done(future, note_time_out, NULL), 0);
+    loop_until_quit(job);
+    bx_future_release(future);
+    harness_post(DONE);
+}
+
+HARNESS_TEST(progress, with_own_loop_sees_deaths, 20, .size = 2, .setup = setup_loop, .body = { NULL, harness_die },
+             .dies = 1u << 1, .options = { .own_loop = true })
+{
+    struct pollfd readable = { .fd = bx_job_fd(job), .events = POLLIN };
+
+    while (harness_load(DEATHS) == 0) {
+        HARNESS_EQ(poll(&readable, 1, -1), 1);
+        HARNESS_CHECK(bx_progress(job) >= 0);
+    }
+    HARNESS_EQ(harness_load(DEAD_RANK), 1);
+    HARNESS_EQ(harness_load(DEATHS), 1);
+}
 
 static void loop_until_nothing_is_there(struct bx_job *job)
 {

@@ -163,26 +163,6 @@ static void await_no_context(struct bx_job *job, const char *worker)
 
 /* ---- Gradients --------------------------------------------------------------------------------------------- */
 
-HARNESS_TEST(dist, gives_the_gradients_of_one_process, 60, .size = 2, .setup = setup)
-{
-    struct pass pass = pass_begin();
-    struct bx_var *y, *loss;
-
-    /* loss = sum((w0 * w1) * w0): dw0 = 2 w0 w1, dw1 = w0^2. The sum that worker1 sends too is not used. */
-    y = pass_call(job, &pass, "worker1", "product", w, NULL);
-    loss = bx_var_sum(pass.tape, bx_var_mul(pass.tape, y, w));
-    HARNESS_EQ(pass_back(&pass, loss, false), 0);
-    for (int i = 0; i < WIDTH; i++) {
-        double a = first_of(0) + 0.1 * i, b = first_of(1) + 0.1 * i;
-
-        NEAR(dist_grad_at(pass.context, i), 2 * a * b);
-        NEAR(grad_of(job, pass.context, "worker1", i), a * a);
-    }
-    pass_end(&pass);
-    await_no_context(job, "worker1");
-    HARNESS_EQ(bx_dist_contexts(dist), 0);
-}
-
 /* torch's FAST mode would wait for ever (pytorch#23110), or send zeros (pytorch#26446). */
 HARNESS_TEST(dist, leaves_out_what_the_loss_does_not_use, 60, .size = 3, .setup = setup)
 {
@@ -297,24 +277,6 @@ HARNESS_TEST(dist, ends_everywhere_when_a_worker_dies, 60, .size = 3, .setup = s
     await_no_context(job, "worker2");
     pass_end(&pass);
     HARNESS_EQ(bx_dist_contexts(dist), 0);
-}
-
-static void outlive_the_maker(struct bx_job *job)
-{
-    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
-    while (bx_dist_contexts(dist) > 0)
-        usleep(1000);
-    await_no_context(job, bx_job_rank(job) == 1 ? "worker2" : "worker1");
-}
-
-/* pytorch#26379 */
-HARNESS_TEST(dist, frees_the_contexts_of_a_maker_that_dies, 60, .size = 3, .setup = setup, .dies = 1u << 0,
-             .body = { [1] = outlive_the_maker, outlive_the_maker })
-{
-    struct pass pass = pass_begin();
-
-    pass_call(job, &pass, "worker1", "nested", w, NULL);
-    kill(getpid(), SIGKILL);
 }
 
 /* pytorch#38513 */

@@ -140,27 +140,6 @@ HARNESS_TEST(shutdown, fails_calls_that_do_not_end_in_time, 20, .size = 2, .setu
     harness_post(RELEASED);
 }
 
-static void wait_for_ever(struct bx_job *job, int index)
-{
-    OWN(future) *future = bx_future_create(job);
-
-    if (index == 0) {
-        harness_await(READY, 3);
-        HARNESS_EQ(bx_job_shutdown(job, 0), 0);
-    } else {
-        harness_post(READY);
-        HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_SHUTDOWN);
-    }
-}
-
-HARNESS_TEST(shutdown, ends_the_waits_of_other_threads, 20, .size = 2, .setup = setup)
-{
-    harness_leaves_by_itself();
-    harness_post(READY);
-    harness_threads(job, 3, wait_for_ever);
-    bx_job_destroy(job);
-}
-
 /* ---- Destroy without shutdown ---------------------------------------------------------------- */
 
 static void go_without_a_word(struct bx_job *job)
@@ -248,31 +227,6 @@ HARNESS_TEST(shutdown, in_a_handler_of_any_kind_is_refused_at_once, 20, .size = 
     HARNESS_EQ(harness_load(ANSWERED), 5);
     /* Both jobs still work. */
     HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 2), 4);
-}
-
-static void shut_down_twice(struct bx_job *job, int index)
-{
-    if (index == 0) {
-        HARNESS_EQ(bx_job_shutdown(job, 0), 0);
-        return;
-    }
-    HARNESS_WAIT_WHILE(bxi_load_seq_cst(&job->phase) == BXI_STARTED);
-    HARNESS_EQ(bx_job_shutdown(job, 0), BX_E_STATE);
-    HARNESS_HAS(bx_error_text(), "another thread");
-    harness_post(READY);
-}
-
-HARNESS_BODY(wait_for_the_second)
-{
-    harness_await(READY, 1);
-}
-
-HARNESS_TEST(shutdown, belongs_to_the_first_thread_that_asks, 20, .size = 2, .setup = setup,
-             .body = { [1] = wait_for_the_second })
-{
-    harness_leaves_by_itself();
-    harness_threads(job, 2, shut_down_twice);
-    bx_job_destroy(job);
 }
 
 /* ---- While another thread drives -------------------------------------------------------------- */

@@ -144,23 +144,6 @@ Test(spawn, reports_status_256_as_a_failure)
     expect_report(1, 1, 0, 0);
 }
 
-static int one_is_killed(const struct bx_options *options, void *context)
-{
-    (void)context;
-    note(options);
-    if (options->rank == 2)
-        raise(SIGKILL);
-    wait_for_ever();
-}
-
-Test(spawn, names_the_worker_that_was_killed)
-{
-    cr_expect_eq(spawn(one_is_killed, NULL), BX_E_WORKER_FAILED);
-    expect_text("worker 'worker2' (rank 2, pid %ld) was killed by signal 9 (Killed)", 2);
-    expect_report(2, -1, SIGKILL, 0);
-    expect_no_child();
-}
-
 static int all_but_one_go_on(const struct bx_options *options, void *context)
 {
     const int *how = context;

@@ -3,7 +3,6 @@
  * More tests of leases, each for a fault that was found and fixed:
  * - A waiting thread is woken, whichever thread finds the returned lease.
  * - A bx_free_fn that tries to wait where a thread may not is refused.
- * - A reply is accepted only for a call in flight.
  * - Leases of frames that a leaving worker never read, or that never reached it, are returned.
  * - A block that contains several tensors of one message is lent once.
  * - A large message keeps no memory, neither at its sender nor at its receiver.
@@ -12,8 +11,8 @@
 
 #include "rpc/rpc.h"
 
-enum gate { READY = 0, BUSY, BUSY_GO, LET_GO, WOKEN, FREED, STRIKE, ANSWERED, STOPPED, LEFT, FINISHED };
-enum value { CODE = 0, FORGED_ID };
+enum gate { READY = 0, BUSY, BUSY_GO, LET_GO, WOKEN, FREED, ANSWERED, STOPPED, LEFT, FINISHED };
+enum value { CODE = 0 };
 
 #define MEGABYTE (UINT64_C(1) << 20)
 
@@ -176,147 +175,6 @@ HARNESS_TEST(lease_free_again, after_an_async_reply_that_was_done_at_once_may_no
 {
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "answer_async", NULL, NULL, NULL), 0);
     expect_would_deadlock(job, 1);
-}
-
-/* ---- A reply is accepted only for a call in flight ---------------------------------------------------- */
-
-static struct bxi_frame forged_frame;
-static struct bxi_lease_head forged_lease;
-static bool forged_after_call;          /* the reply has the id of the call in flight, and ends it */
-
-static void forges_reply(struct bx_job *job)
-{
-    struct { struct bxi_lease_head lease; struct bxi_tensor_head tensor; } body = {
-        .lease = forged_lease,
-        .tensor = { .dtype = BX_U8, .device = BX_CPU },
-    };
-    size_t bytes = sizeof(body.lease) + (forged_lease.tensor_count > 0 ? sizeof(body.tensor) : 0);
-    struct bxi_frame frame = forged_frame;
-    struct bxi_out out = { .head = &frame, .body = &body, .body_bytes = bytes, .slot = -1, .may_queue = true };
-
-    harness_await(STRIKE, 1);
-    if (forged_after_call)
-        frame.id = harness_load(FORGED_ID);
-    body.lease.packed_bytes = bytes - sizeof(body.lease);
-    bxi_lock(&job->run->lock);
-    HARNESS_EQ(bxi_peer_send(job, job->rpc->peers[0], &out), 0);
-    bxi_unlock(&job->run->lock);
-    bxi_bells_flush(job);
-    harness_await(FINISHED, 1);
-    raise(SIGKILL);
-}
-
-static void strikes_and_is_cut_off(struct bx_job *job)
-{
-    harness_post(STRIKE);
-    while (bx_worker_is_alive(job, 1)) {       /* a reply that no thread waits for wakes none */
-        bx_progress(job);
-        sched_yield();
-    }
-    HARNESS_EQ(loans_try(job, "worker1", "echo", harness_msg_i64(1), NULL), BX_E_CORRUPT);
-    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
-}
-
-/* Nothing was borrowed, so nothing was returned. */
-static void ends_it(struct bx_job *job)
-{
-    HARNESS_EQ(bxi_load_relaxed(&bxi_tables(job->control)->loans[1].borrowed_total), 0);
-    HARNESS_EQ(bxi_load_relaxed(&job->control->pair[1].given_back), 0);
-    HARNESS_EQ(harness_call(job, "worker2", "verify", loans_msg(job, 3, 5, 4000)), 5);
-    harness_post(FINISHED);
-    HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
-}
-
-static int64_t own_blocks(const struct bx_job *job)
-{
-    struct stat stat = { 0 };
-
-    HARNESS_EQ(fstat(job->segment.fd, &stat), 0);
-    return stat.st_blocks;
-}
-
-/* This worker's ring to worker 1 has no pages, and neither have the lease words behind it. */
-static void is_answered_by_a_stranger(struct bx_job *job)
-{
-    int64_t blocks = own_blocks(job);
-
-    strikes_and_is_cut_off(job);
-    HARNESS_EQ(bxi_load_relaxed(&job->rpc->peers[1]->out_open), 0);
-    HARNESS_EQ(own_blocks(job), blocks);
-    ends_it(job);
-}
-
-static void run_forged(harness_fn body)
-{
-    harness_reset();
-    harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup, .dies = 1u << 1,
-                                         .body = { body, forges_reply, harness_serve } });
-}
-
-static void forge(uint64_t id, int code, uint32_t tensors)
-{
-    forged_frame = (struct bxi_frame){ .kind = BXI_REPLY, .flags = BXI_FLAG_LEASE, .code = code, .id = id };
-    forged_lease = (struct bxi_lease_head){ .slot = 700, .generation = 5, .packed_offset = BXI_PACKED_HERE,
-                                            .tensor_count = tensors };
-}
-
-Test(lease_reply_again, without_an_open_ring_cuts_off_and_allocates_nothing, .timeout = 60)
-{
-    for (uint32_t tensors = 0; tensors < 2; tensors++) {
-        forge(7, 0, tensors);
-        run_forged(is_answered_by_a_stranger);
-    }
-    forge(1 << 16, BX_E_HANDLER, 1);        /* the id that the first call would have */
-    run_forged(is_answered_by_a_stranger);
-}
-
-static uint64_t id_in_flight(struct bx_job *job)
-{
-    struct bxi_peer *peer = job->rpc->peers[1];
-    uint64_t id = 0;
-
-    bxi_lock(&job->run->lock);
-    for (uint32_t i = 0; i < peer->slot_count; i++)
-        if (peer->slots[i].state != BXI_SLOT_FREE)
-            id = peer->slots[i].generation << 16 | i;
-    bxi_unlock(&job->run->lock);
-    return id;
-}
-
-/* One call is in flight. The reply is for another id, or is an error that lends. */
-static void is_answered_wrongly(struct bx_job *job)
-{
-    const bxi_a64 *words;
-    struct bx_future *future;
-
-    HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(4)), 4);
-    future = loans_start(job, "worker1", "hold", harness_msg_i64(1));
-    harness_await(LOANS_HELD, 1);
-    harness_store(FORGED_ID, id_in_flight(job));
-    strikes_and_is_cut_off(job);
-    words = bxi_segment_leases(&job->segment, 1);
-    HARNESS_EQ(bxi_load_relaxed((bxi_a64 *)&words[700]), 0);
-    harness_end(future, BX_E_CORRUPT);
-    ends_it(job);
-}
-
-Test(lease_reply_again, for_no_call_cuts_off_and_returns_no_lease, .timeout = 60)
-{
-    static const uint64_t ids[] = { 7, 5, (uint64_t)1 << 16, UINT64_MAX, 0 };
-
-    for (int i = 0; i < 5; i++) {
-        forge(ids[i], 0, (uint32_t)i % 2);
-        run_forged(is_answered_wrongly);
-    }
-}
-
-Test(lease_reply_again, that_is_an_error_and_lends_cuts_off_and_returns_no_lease, .timeout = 60)
-{
-    forged_after_call = true;
-    for (uint32_t tensors = 0; tensors < 2; tensors++) {
-        forge(0, tensors == 0 ? -EDOM : 1, tensors);
-        run_forged(is_answered_wrongly);
-    }
 }
 
 /* ---- Frames that a leaving worker never read ---------------------------------------------------------- */

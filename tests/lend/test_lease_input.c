@@ -271,7 +271,23 @@ static void cuts_off(void (*how)(struct forgery *forgery), bool packed)
     }
 }
 
-/* A function that forges, and the test that its frames cut worker 1 off: in the frame, in the arena, in both. */
+/* What the reply lends is neither borrowed nor returned. */
+static void is_cut_off_unopened(struct bx_job *job)
+{
+    is_cut_off(job);
+    HARNESS_EQ(bxi_load_relaxed(&bxi_tables(job->control)->loans[1].borrowed_total), 0);
+    HARNESS_EQ(bxi_load_relaxed(&job->control->pair[1].given_back), 0);
+}
+
+static void is_not_opened(void (*how)(struct forgery *forgery))
+{
+    forge = how;
+    forged_kind = BXI_REPLY;
+    run(forges, is_cut_off_unopened);
+}
+
+/* A function that forges, and the test that its frames cut worker 1 off: in the frame, in the arena, in both; or that
+ * a reply does, before it is opened. */
 #define FORGES(how, ...) \
     static void how(struct forgery *forgery) \
     { \
@@ -281,9 +297,12 @@ static void cuts_off(void (*how)(struct forgery *forgery), bool packed)
     Test(lease_input, how##_cuts_off, .timeout = 60) { cuts_off(how, false); }
 #define TEST_PACKED(how) \
     Test(lease_input, how##_cuts_off_in_the_arena, .timeout = 60) { cuts_off(how, true); }
+#define TEST_REPLY(how) \
+    Test(lease_input, how##_cuts_off_unopened, .timeout = 60) { is_not_opened(how); }
 #define CUTS_OFF(how, ...) FORGES(how, __VA_ARGS__) TEST_HERE(how)
 #define CUTS_OFF_PACKED(how, ...) FORGES(how, __VA_ARGS__) TEST_PACKED(how)
 #define CUTS_OFF_BOTH(how, ...) FORGES(how, __VA_ARGS__) TEST_HERE(how) TEST_PACKED(how)
+#define CUTS_OFF_REPLY(how, ...) FORGES(how, __VA_ARGS__) TEST_REPLY(how)
 
 CUTS_OFF_BOTH(slot_beyond_the_ledger, forgery->lease.slot = BXI_LEASE_MAX)
 CUTS_OFF(slot_of_all_ones, forgery->lease.slot = UINT32_MAX)
@@ -347,11 +366,58 @@ CUTS_OFF(stride_that_overflows, strided(forgery, INT64_MAX, 1))
 CUTS_OFF(strides_that_overflow_together, strided(forgery, INT64_MAX / 4 - 1, INT64_MAX / 8))
 CUTS_OFF(flags_unknown, forgery->tensor.flags = 2)
 CUTS_OFF(flags_all, forgery->tensor.flags = 255)
+CUTS_OFF_REPLY(reply_to_a_free_slot, forgery->frame.id = 7)
+CUTS_OFF_REPLY(reply_to_a_former_call,
+               forgery->frame.id = 1 << 16;
+               forgery->lease.tensor_count = 0)
+CUTS_OFF_REPLY(reply_to_a_slot_beyond_the_last, forgery->frame.id = UINT64_MAX)
+CUTS_OFF_REPLY(reply_to_no_id, forgery->frame.id = 0)
+CUTS_OFF_REPLY(error_that_lends,
+               forgery->frame.code = -EDOM;
+               forgery->lease.tensor_count = 0)
+CUTS_OFF_REPLY(code_above_zero_that_lends, forgery->frame.code = 1)
 CUTS_OFF_PACKED(packed_outside, forgery->lease.packed_offset = ARENA_BYTES + 64)
 CUTS_OFF_PACKED(packed_over_the_end, forgery->lease.packed_offset = ARENA_BYTES - 16)
 CUTS_OFF_PACKED(packed_so_that_it_overflows,
                 forgery->lease.packed_bytes = UINT64_MAX - forgery->lease.packed_offset + 64)
 CUTS_OFF_PACKED(packed_nearly_here, forgery->lease.packed_offset = BXI_PACKED_HERE - 1)
+
+static int64_t own_blocks(const struct bx_job *job)
+{
+    struct stat stat = { 0 };
+
+    HARNESS_EQ(fstat(job->segment.fd, &stat), 0);
+    return stat.st_blocks;
+}
+
+/* This worker's ring to worker 1 has no pages, and neither have the lease words behind it. */
+static void is_answered_by_a_stranger(struct bx_job *job)
+{
+    int64_t blocks = own_blocks(job);
+
+    harness_await(READY, 1);
+    strikes_now();
+    while (bx_worker_is_alive(job, 1)) {       /* a reply that no thread waits for wakes none */
+        bx_progress(job);
+        sched_yield();
+    }
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
+    HARNESS_EQ(bxi_load_relaxed(&job->rpc->peers[1]->out_open), 0);
+    HARNESS_EQ(own_blocks(job), blocks);
+    ends_it(job);
+}
+
+Test(lease_input, reply_without_an_open_ring_cuts_off_and_allocates_nothing, .timeout = 60)
+{
+    void (*const ways[])(struct forgery *forgery) = { reply_to_a_free_slot, reply_to_a_former_call, error_that_lends };
+
+    forged_kind = BXI_REPLY;
+    for (int i = 0; i < 3; i++) {
+        forge = ways[i];
+        harness_reset();
+        run(forges, is_answered_by_a_stranger);
+    }
+}
 
 /* More bytes than a message may have, all within the arena. Worker 0 must refuse them before it copies them. */
 static void more_than_a_message(struct bx_job *job)

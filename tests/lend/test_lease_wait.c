@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Waiting for leases (bx_loans_wait), and a worker whose arena is full: memory on loan is used again as soon as it is
- * returned. Arenas have a few megabytes here, so that they fill up quickly.
+ * returned. Arenas have a few megabytes here, so that they fill up quickly. That a return wakes a thread that waits is
+ * the simulator's (tensors).
  */
 #include "tests/harness/loans.h"
 
 #include "rpc/rpc.h"
-
-enum gate { WAITING = 0 };
 
 #define MEGABYTE (UINT64_C(1) << 20)
 #define HALF ((int64_t)(512 << 10))
@@ -68,70 +67,6 @@ HARNESS_TEST(loans_wait, is_refused_where_a_thread_may_not_wait, 20, .size = 2, 
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "wait", NULL, NULL, NULL), 0);
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "lend", NULL, NULL, NULL), 0);
     HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(1)), 0);
-}
-
-/* Worker 1 releases on the program's thread and sends no frame: the bell of the lease must wake worker 0, which sleeps
- * by then. The tests try each way to sleep. */
-static void waits_asleep(struct bx_job *job)
-{
-    OWN(msg) *args = harness_msg_i64(1);
-
-    for (uint32_t round = 1; round <= 20; round++) {
-        struct bx_tensor *tensor = loans_tensor(job, BX_U8, 5000, round);
-
-        bx_msg_clear(args);
-        HARNESS_EQ(bx_msg_put_i64(args, round), 0);
-        HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
-        bx_tensor_release(tensor);
-        HARNESS_EQ(bx_rpc_sync(job, "worker1", "take", args, NULL, NULL), 0);
-        bx_msg_clear(args);
-        harness_post(WAITING);
-        HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
-        HARNESS_EQ(loans_of(job, 1).leases, 0);
-        HARNESS_EQ(loans_of(job, 1).returned, round);
-    }
-}
-
-static struct bx_tensor *taken;
-
-HARNESS_HANDLER(take)
-{
-    taken = bx_tensor_acquire(bx_read_tensor(args));
-    return 0;
-}
-
-static bool is_asleep(const struct bx_job *job, int rank)
-{
-    return (bxi_load_seq_cst((bxi_a64 *)&job->rpc->peers[rank]->view.control->header.armed) & 3) != BXI_AWAKE;
-}
-
-/* Waits until worker 0 is armed: by the calling thread, which waits as the leader, or by the background thread. */
-static void lets_go_when_it_sleeps(struct bx_job *job)
-{
-    for (uint32_t round = 1; round <= 20; round++) {
-        while (harness_gate(WAITING) < round) {
-            bx_progress(job);
-            sched_yield();
-        }
-        HARNESS_WAIT_WHILE(!is_asleep(job, 0));
-        bx_tensor_release(taken);
-    }
-}
-
-/* In io_uring, in epoll, after it has spun, without a background thread. */
-Test(loans_wait, is_woken, .timeout = 60)
-{
-    static const struct bx_options ways[] = {
-        { .no_spin = true }, { .no_spin = true, .wait = BX_WAIT_EPOLL }, { 0 }, { .no_spin = true, .own_loop = true },
-    };
-
-    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
-        fprintf(stderr, "loans_wait: way %zu\n", i);
-        harness_reset();
-        harness_run(&(struct harness_world){
-            .size = 2, .setup = loans_setup, .handlers = { HARNESS_INLINE("take", take) }, .options = ways[i],
-            .body = { waits_asleep, lets_go_when_it_sleeps } });
-    }
 }
 
 /* ---- The arena ----------------------------------------------------------------------------------------------- */

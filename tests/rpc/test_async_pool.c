@@ -10,7 +10,7 @@
 
 #include "rpc/rpc.h"
 
-enum gate { ENTERED, GO, ASKED, LEFT };
+enum gate { ENTERED, GO, ASKED };
 
 /* ---- The handler ----------------------------------------------------------------------------- */
 
@@ -297,44 +297,4 @@ HARNESS_TEST(async_pool, a_handler_whose_caller_dies_meanwhile_has_its_future_fa
     begin(job, STAY_AND_PARK, BX_FOREVER);
     harness_await(ENTERED, 1);
     kill(getpid(), SIGKILL);
-}
-
-static bool pool_is_stopping(struct bx_job *job)
-{
-    bool stop;
-
-    pthread_mutex_lock(&job->rpc->pool.lock);
-    stop = job->rpc->pool.stop;
-    pthread_mutex_unlock(&job->rpc->pool.lock);
-    return stop;
-}
-
-static void leaves_or_releases(struct bx_job *job, int index)
-{
-    if (index == 0) {
-        HARNESS_EQ(bx_job_shutdown(job, 50 * HARNESS_MS), BX_E_TIMEOUT);
-        return;
-    }
-    HARNESS_WAIT_WHILE(!pool_is_stopping(job));
-    harness_post(GO);
-}
-
-static void leaves_with_a_handler_at_work(struct bx_job *job)
-{
-    harness_leaves_by_itself();
-    harness_await(ENTERED, 1);
-    harness_threads(job, 2, leaves_or_releases);
-    HARNESS_EQ(harness_gate(ENDED), 0);
-    harness_post(LEFT);
-    bx_job_destroy(job);
-    check_end(BX_E_SHUTDOWN);
-}
-
-/* Worker 1 leaves while its handler runs: the handler's thread is joined, then the future fails. Worker 0 stays until
- * worker 1 has looked: the end of a caller fails the future too. */
-HARNESS_TEST(async_pool, a_future_that_is_pending_when_the_job_is_destroyed_fails, 30, .size = 2, .setup = setup,
-             .body = { NULL, leaves_with_a_handler_at_work })
-{
-    harness_end(begin(job, STAY_AND_PARK, BX_FOREVER), BX_E_SHUTDOWN);
-    harness_await(LEFT, 1);
 }

@@ -96,7 +96,6 @@ Test(bad_start, without_an_inode_left_says_so)
 
 /* ---- A stopped consumer -------------------------------------------------------------------------------- */
 
-enum gate { OPEN_GATE = 0 };
 enum value { ONEWAYS = 8 };
 
 HARNESS_HANDLER(count)
@@ -105,16 +104,9 @@ HARNESS_HANDLER(count)
     return 0;
 }
 
-HARNESS_HANDLER(wait_at_the_gate)
-{
-    harness_await(OPEN_GATE, 1);
-    return count(request, args, reply, context);
-}
-
 static int setup(struct bx_job *job)
 {
-    return HARNESS_REGISTER(job, HARNESS_INLINE("echo", harness_echo), HARNESS_INLINE("count", count),
-                            HARNESS_BLOCKING("gate", wait_at_the_gate));
+    return HARNESS_REGISTER(job, HARNESS_INLINE("echo", harness_echo), HARNESS_INLINE("count", count));
 }
 
 static struct bx_msg *large(void)
@@ -161,18 +153,6 @@ HARNESS_TEST(bad_peer, that_is_stopped_misses_deadlines_but_loses_no_request, 30
     /* The callee did not run the requests whose deadline had passed; each other one ran once. */
     HARNESS_EQ(harness_load(ONEWAYS), 32 + 1);
     HARNESS_EQ(harness_counter(job, "late_replies"), 33);
-}
-
-HARNESS_TEST(bad_peer, that_sent_many_one_way_calls_is_not_cut_off, 30, .size = 2, .setup = setup)
-{
-    struct bx_future *future = NULL;
-
-    for (int i = 0; i < 2 * BXI_CALLS_MAX; i++)
-        HARNESS_EQ(bx_rpc_oneway(job, "worker1", "gate", NULL, NULL), 0);
-    future = harness_async(job, "worker1", "gate");
-    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
-    harness_post(OPEN_GATE);
-    harness_end(future, 0);
 }
 
 /* ---- A full /dev/shm ------------------------------------------------------------------------------------ */

@@ -481,42 +481,6 @@ HARNESS_TEST(batch, leaves_out_a_row_whose_deadline_has_passed, 20, .size = 3, .
     HARNESS_EQ(harness_counter(job, "batch_rows"), 2);
 }
 
-static void cancel_and_call_again(struct bx_job *job)
-{
-    struct bx_future *future = begin(job, 1, 0);
-
-    HARNESS_EQ(bx_future_cancel(future), 0);
-    HARNESS_EQ(bx_future_wait(future, 0), BX_E_CANCELLED);
-    bx_future_release(future);
-    await_arrived(job, 1);
-    harness_post(READY);
-    future = begin(job, 10, 0);
-    HARNESS_EQ(harness_end_i64(future), 12);
-    await_ends(job);
-}
-
-HARNESS_WORLD(batch, drops_a_row_that_was_cancelled, 20, .size = 3, .setup = setup_two,
-              .body = { NULL, cancel_and_call_again, call_when_ready },
-              .expect = HARNESS_TABLE({ RUNS, 1 }, { RECORD, 12 }));
-
-static int setup_slow_flush(struct bx_job *job)
-{
-    return setup_with(job, &(struct bx_batch_options){ .flush_after_ns = 30 * HARNESS_MS }, 2);
-}
-
-static void expire_before_the_flush(struct bx_job *job)
-{
-    struct bx_future *future = begin(job, 1, 5 * HARNESS_MS);
-
-    harness_end(future, BX_E_TIMEOUT);
-    await_ends(job);
-    HARNESS_EQ(harness_load(RUNS), 0);
-    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 5), 5);
-}
-
-HARNESS_WORLD(batch, of_expired_rows_alone_does_not_run, 20, .size = 3, .setup = setup_slow_flush,
-              .body = { NULL, expire_before_the_flush }, .expect = HARNESS_TABLE({ RUNS, 1 }));
-
 /* ---- A body on the pool ---------------------------------------------------------------------- */
 
 static int setup_blocking(struct bx_job *job)
@@ -556,37 +520,3 @@ static void call_while_it_runs_too(struct bx_job *job)
 HARNESS_WORLD(batch, keeps_calls_that_arrive_while_its_body_runs_for_the_next_batch, 20, .size = 3,
               .setup = setup_blocking, .body = { NULL, call_while_it_runs, call_while_it_runs_too },
               .store = HARNESS_TABLE({ BODY_WAITS, 1 }), .expect = HARNESS_TABLE({ RUNS, 2 }));
-
-static int call_back(struct bx_batch *batch, void *context)
-{
-    struct bx_job *job = context;
-
-    for (size_t row = 0; row < bx_batch_rows(batch); row++) {
-        const char *caller = bx_worker_name(job, bx_batch_caller(batch, row));
-
-        HARNESS_EQ(bx_batch_reply_i64(batch, row, harness_call_i64(job, caller, "own", 0)), 0);
-    }
-    return 0;
-}
-
-HARNESS_HANDLER(own)
-{
-    return bx_msg_put_i64(reply, 1000 + bx_job_rank(bx_request_job(request)));
-}
-
-static int setup_call_back(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "own", BX_INLINE, own, NULL), 0);
-    HARNESS_EQ(bx_register_batch(job, "back", call_back, job,
-                                 &(struct bx_batch_options){ .blocking = true, .max_rows = 2 }), 0);
-    return 0;
-}
-
-static void be_called_back(struct bx_job *job)
-{
-    for (int i = 0; i < 50; i++)
-        HARNESS_EQ(harness_call_i64(job, "worker0", "back", 0), 1000 + bx_job_rank(job));
-}
-
-HARNESS_WORLD(batch, may_call_and_wait_in_a_blocking_body, 20, .size = 3, .setup = setup_call_back,
-              .body = { NULL, be_called_back, be_called_back });

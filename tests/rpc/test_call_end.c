@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Calls that do not end by a reply in time: deadlines, cancelling, and calls that wait for room. A handler that does
- * not answer waits at a gate of the shared memory, or holds its future; no test sleeps to let something else happen.
+ * Calls that do not end by a reply in time: deadlines, and calls that wait for room. A handler that does not answer
+ * waits at a gate of the shared memory, or holds its future; no test sleeps to let something else happen. Calls that
+ * are cancelled: test_packed.c, test_pool_cancel.c, and tests/sim (late).
  */
 #include "tests/harness/harness.h"
 
 #include "rpc/rpc.h"
 
 enum { ENTERED, RELEASED, READY };                      /* gates */
-enum { TIMES_COUNTED };                                 /* values */
 
 HARNESS_HANDLER(stuck)
 {
@@ -142,78 +142,6 @@ HARNESS_TEST(call_end, by_the_deadline_of_the_job_if_the_call_has_none, 20, .siz
         bx_rpc_sync(job, "worker1", "twice", NULL, &(struct bx_call_options){ .timeout_ns = BX_FOREVER }, NULL);
 }
 
-HARNESS_TEST(call_end, never_by_itself_if_its_timeout_is_forever, 20, .size = 2, .setup = setup,
-             .options = { .call_timeout_ns = 5 * HARNESS_MS })
-{
-    OWN(future) *patient = harness_start(job, "worker1", "stuck", NULL, BX_FOREVER);
-    OWN(future) *hasty = harness_start(job, "worker1", "stuck", NULL, 15 * HARNESS_MS);
-
-    HARNESS_EQ(bx_future_wait(hasty, BX_FOREVER), BX_E_TIMEOUT);
-    HARNESS_CHECK(!bx_future_is_done(patient));
-    harness_post(RELEASED);
-    HARNESS_EQ(bx_future_wait(patient, BX_FOREVER), 0);
-}
-
-static void note_turn(struct bx_future *future, void *context)
-{
-    HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
-    harness_store(10 + (int)(intptr_t)context, harness_add(9, 1));
-}
-
-/* Each call has an earlier deadline than the one before, and must wake the thread that sleeps until the latter. */
-HARNESS_TEST(call_end, by_the_earlier_deadline_first, 20, .size = 2, .setup = setup)
-{
-    enum { MANY = 20 };
-    const uint64_t apart_ns = 30 * HARNESS_MS;
-    struct bx_future *futures[MANY];
-    uint64_t began_ns, took_ns;
-
-    do {
-        harness_store(9, 0);
-        began_ns = bxi_now_ns();
-        for (int i = 0; i < MANY; i++) {
-            futures[i] = harness_start(job, "worker1", "hold", NULL, (uint64_t)(MANY - i) * apart_ns);
-            HARNESS_EQ(bx_future_on_done(futures[i], note_turn, (void *)(intptr_t)i), 0);
-        }
-        took_ns = bxi_now_ns() - began_ns;
-
-        struct bx_future *all = bx_future_all(job, futures, MANY);
-
-        harness_end(all, BX_E_TIMEOUT);
-        for (int i = 0; i < MANY; i++)
-            bx_future_release(futures[i]);
-        send_let_go(job, MANY);
-    } while (took_ns > apart_ns / 2);       /* a later call may have a later deadline: once more */
-    for (int i = 0; i < MANY; i++)
-        HARNESS_EQ(harness_load(10 + i), MANY - 1 - i);
-    await_late_replies(job);
-}
-
-/* ---- Cancelled: those in the callee's queue are in test_pool_cancel.c -------------------------- */
-
-HARNESS_TEST(call_end, cancelled_in_flight_drops_its_reply, 20, .size = 2, .setup = setup)
-{
-    struct bx_future *future = harness_start(job, "worker1", "stuck", NULL, BX_FOREVER);
-
-    harness_await(ENTERED, 1);
-    HARNESS_EQ(bx_future_cancel(future), 0);
-    HARNESS_EQ(bx_future_cancel(future), -EALREADY);
-    HARNESS_HAS(bx_future_error_text(future), "'worker1'");
-    harness_end(future, BX_E_CANCELLED);
-    HARNESS_EQ(harness_counter(job, "calls_cancelled"), 1);
-    harness_post(RELEASED);
-    await_late_replies(job);
-
-    future = harness_start(job, "worker1", "hold", NULL, BX_FOREVER);
-    harness_cancel(future);
-
-    struct bx_msg *args = harness_msg_i64(1);
-
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "let_go", args, NULL, NULL), 0);
-    bx_msg_destroy(args);
-    await_late_replies(job);
-}
-
 /* ---- The most calls in flight ---------------------------------------------------------------- */
 
 static struct bx_future *in_flight[BXI_CALLS_MAX];
@@ -275,72 +203,4 @@ HARNESS_TEST(call_end, later_if_1024_are_in_flight_and_it_waits_for_a_slot, 20, 
     fill_the_slots(job);
     harness_threads(job, 5, call_one_more);
     empty_the_slots(job);
-}
-
-HARNESS_CALLBACK(call_from_callback)
-{
-    struct bx_future *another = NULL;
-
-    HARNESS_EQ(bx_rpc_async(context, "worker1", "hold", NULL, NULL, &another), -EAGAIN);
-    harness_post(READY);
-}
-
-HARNESS_TEST(call_end, with_eagain_in_a_callback_which_may_not_wait, 20, .size = 2, .setup = setup)
-{
-    struct bx_future *future = bx_future_create(job);
-
-    fill_the_slots(job);
-    HARNESS_EQ(bx_future_on_done(future, call_from_callback, job), 0);
-    HARNESS_EQ(bx_future_set(future, NULL), 0);
-    HARNESS_EQ(harness_gate(READY), 1);
-    bx_future_release(future);
-    empty_the_slots(job);
-}
-
-/* ---- Two full rings -------------------------------------------------------------------------- */
-
-static void call_with_large_frames(struct bx_job *job)
-{
-    static unsigned char data[16000];
-    const char *other = bx_worker_name(job, 1 - bx_job_rank(job));
-    OWN(msg) *args = bx_msg_create(0);
-
-    bx_msg_put_bytes(args, data, sizeof(data));
-    for (int i = 0; i < BXI_CALLS_MAX; i++)
-        HARNESS_EQ(bx_rpc_async(job, other, "echo", args, NULL, &in_flight[i]), 0);
-    for (int i = 0; i < BXI_CALLS_MAX; i++) {
-        HARNESS_EQ(bx_future_wait(in_flight[i], BX_FOREVER), 0);
-        HARNESS_EQ(bx_msg_bytes(bx_future_value(in_flight[i])), sizeof(data));
-        bx_future_release(in_flight[i]);
-    }
-    HARNESS_CHECK(harness_counter(job, "queued_frames") > 0);
-}
-
-HARNESS_WORLD(call_end, by_their_replies_though_the_rings_of_both_sides_are_full, 20, .size = 2,
-              .handlers = { HARNESS_INLINE("echo", harness_echo_bytes) },
-              .body = { call_with_large_frames, call_with_large_frames });
-
-/* ---- From callback to callback --------------------------------------------------------------- */
-
-static void call_next(struct bx_future *future, void *context)
-{
-    struct bx_job *job = context;
-    OWN(future) *next = NULL;
-    OWN(msg) *args = NULL;
-
-    if (future != NULL)
-        HARNESS_EQ(bx_future_error(future), 0);
-    if (harness_add(TIMES_COUNTED, 1) == 10000) {
-        harness_post(READY);
-        return;
-    }
-    args = harness_msg_i64(1);
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "twice", args, NULL, &next), 0);
-    HARNESS_EQ(bx_future_on_done(next, call_next, job), 0);
-}
-
-HARNESS_TEST(call_end, and_its_callback_begins_the_next_call, 20, .size = 2, .setup = setup)
-{
-    call_next(NULL, job);
-    harness_await(READY, 1);
 }

@@ -16,8 +16,8 @@
 
 #define MANY 100
 
-enum gate { HELD = 0, DEATH_SEEN, SERVED, RUNNING, GO, CUT, ENDED, SENT };
-enum value { PID = 0, DEATHS = 16, DEAD_RANK, ROWS };     /* PID + rank */
+enum gate { HELD = 0, DEATH_SEEN, SERVED, GO, CUT, ENDED, SENT };
+enum value { PID = 0, DEATHS = 16, DEAD_RANK };     /* PID + rank */
 
 static void on_death(struct bx_job *job, int rank, void *context)
 {
@@ -216,64 +216,6 @@ HARNESS_TEST(death, of_all_others_leaves_the_last_one_working, 30, .size = 3, .s
     HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
     HARNESS_EQ(bx_job_serve(job), 0);       /* no other worker is left */
     harness_threads(job, SERVERS, serves_with_others);
-}
-
-HARNESS_HANDLER(ask_worker2)
-{
-    return bx_rpc_sync(bx_request_job(request), "worker2", "hold", NULL, NULL, NULL);
-}
-
-HARNESS_TEST(death, fails_a_nested_call, 30, .size = 3, .setup = setup, .dies = 1u << 2,
-             .handlers = { HARNESS_BLOCKING("ask_worker2", ask_worker2) })
-{
-    struct bx_future *future = harness_start(job, "worker1", "ask_worker2", harness_msg_i64(1), 0);
-
-    harness_await(HELD, 1);
-    harness_signal(2, SIGKILL);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
-    HARNESS_HAS(bx_future_error_text(future), "worker 'worker1', function 'ask_worker2': worker 'worker2'");
-    bx_future_release(future);
-    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 7), 7);
-}
-
-/* ---- In a batch ----------------------------------------------------------------------------------- */
-
-/* Kills rank 3, which has a row in this batch, and answers when the death has been seen. */
-HARNESS_BATCH(kill_a_caller)
-{
-    harness_signal(3, SIGKILL);
-    harness_await(DEATH_SEEN, 1);
-    harness_store(ROWS, bx_batch_rows(batch));
-    harness_post(RUNNING);
-    for (size_t row = 0; row < bx_batch_rows(batch); row++)
-        bx_batch_reply_i64(batch, row, bx_batch_caller(batch, row));
-    return 0;
-}
-
-static int setup_batch(struct bx_job *job)
-{
-    int rc = setup(job);
-
-    if (rc == 0)
-        rc = bx_register_batch(job, "killer", kill_a_caller, NULL,
-                               &(struct bx_batch_options){ .blocking = true });
-    for (int rank = 1; rank < bx_job_world_size(job) && rc == 0 && bx_job_rank(job) == 0; rank++)
-        rc = bx_batch_add_member(job, "killer", rank);
-    return rc;
-}
-
-static void is_answered(struct bx_job *job)
-{
-    HARNESS_EQ(harness_call_i64(job, "worker0", "killer", 0), bx_job_rank(job));
-}
-
-HARNESS_TEST(death, of_a_caller_while_the_body_runs_harms_no_other, 30, .size = 4, .setup = setup_batch,
-             .dies = 1u << 3, .body = { NULL, is_answered, is_answered, is_answered })
-{
-    harness_await(RUNNING, 1);
-    HARNESS_EQ(harness_load(ROWS), 3);
-    do {
-    } while (bx_job_serve(job) == BX_E_PEER_DEAD);
 }
 
 /* ---- Truncation ----------------------------------------------------------------------------------- */

@@ -159,13 +159,17 @@ static void serve_no_more_than_1024(struct bx_job *job)
 HARNESS_TEST(engine, serves_1024_one_way_calls_of_a_worker_at_a_time, 60, .size = 2, .setup = setup,
              .body = { NULL, serve_no_more_than_1024 }, .expect = HARNESS_TABLE({ COUNTED, 1124 }))
 {
+    struct bx_future *future;
+
     send_one_ways(job, 1100);
+    future = harness_async(job, "worker1", "hold");     /* a request has nothing to do with that bound */
     harness_post(SENT);
     harness_await(OPEN_GATE, 1);
     HARNESS_WAIT_WHILE(harness_load(COUNTED) < 1024);
     /* Requests that have run make room. */
     send_one_ways(job, 100);
     HARNESS_WAIT_WHILE(harness_load(COUNTED) < 1124);
+    harness_cancel(future);
 }
 
 /* Writes requests without the library's send functions, which have only 1024 slots. */

@@ -184,24 +184,6 @@ Test(future_context, needs_no_free_function)
     cr_expect_eq(number_of(b), 4);
 }
 
-HARNESS_CALLBACK(is_freed_already)
-{
-    expect_calls(context, 1, 1);
-    ((struct context *)context)->code = 1;
-}
-
-Test(future_context, of_then_is_freed_before_the_result_is_done)
-{
-    OWN(future) *future = bx_future_create(NULL);
-    struct context context = { 0 };
-    OWN(future) *result = add_then(future, &context);
-
-    bx_future_on_done(result, is_freed_already, &context);
-    bx_future_set(future, harness_msg_i64(6));
-    cr_expect_eq(number_of(result), 7);
-    cr_expect_eq(context.code, 1);
-}
-
 /* As that of any `then`. */
 Test(future_context, of_then_is_freed_though_the_result_was_released_or_cancelled)
 {

@@ -277,40 +277,15 @@ HARNESS_HANDLER(return_early)
     return 0;
 }
 
-/* The same, but the handler removes the hook: that waits. */
-HARNESS_HANDLER(remove_early)
+HARNESS_TEST(on_cancel, answer_waits_for_a_hook_that_runs, 20, .size = 2, .setup = setup,
+             .handlers = { HARNESS_BLOCKING("return_early", return_early) })
 {
-    HARNESS_EQ(bx_request_on_cancel(request, outlast, NULL), 0);
-    harness_post(ENTERED);
-    harness_await(IN_HOOK, 1);
-    bxi_store_relaxed(&has_returned, 1);
-    HARNESS_EQ(bx_request_on_cancel(request, NULL, NULL), 0);
-    /* [test.in_hook] acquire, pairs with the release in outlast. */
-    harness_store(ON_TIME, bxi_load_acquire(&in_hook) == 0);
-    harness_post(DONE);
-    return 0;
-}
-
-static void cancel_early(struct bx_job *job, const char *function)
-{
-    struct bx_future *future = harness_async(job, "worker1", function);
+    struct bx_future *future = harness_async(job, "worker1", "return_early");
 
     harness_await(ENTERED, 1);
     harness_cancel(future);
     harness_await(DONE, 1);
     HARNESS_EQ(harness_load(ON_TIME), 1);
-}
-
-HARNESS_TEST(on_cancel, answer_waits_for_a_hook_that_runs, 20, .size = 2, .setup = setup,
-             .handlers = { HARNESS_BLOCKING("return_early", return_early) })
-{
-    cancel_early(job, "return_early");
-}
-
-HARNESS_TEST(on_cancel, removal_waits_for_a_hook_that_runs, 20, .size = 2, .setup = setup,
-             .handlers = { HARNESS_BLOCKING("remove_early", remove_early) })
-{
-    cancel_early(job, "remove_early");
 }
 
 /* A hook that ends its thread: the thread is replaced, and the handler goes on. */

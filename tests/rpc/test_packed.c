@@ -307,31 +307,6 @@ HARNESS_TEST(packed, callbacks_run_and_cancel_what_came_with_them, 30, .size = 2
     release(20);
 }
 
-/* Calls that have timed out are answered in packed frames: late, and counted. */
-static void late(struct bx_job *job)
-{
-    const struct bx_call_options options = { .timeout_ns = 30 * HARNESS_MS };
-    struct bx_future *held;
-
-    make_args(50, eight);
-    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 1), 2);
-    held = harness_start(job, "worker1", "hold", harness_msg_i64(1), 0);
-    HARNESS_EQ(bx_rpc_many(job, "worker1", "twice", 50, (const struct bx_msg *const *)args, &options, futures), 0);
-    for (int i = 0; i < 50; i++)
-        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), BX_E_TIMEOUT);
-    harness_post(HELD);
-    harness_end(held, 0);
-    while (harness_counter(job, "late_replies") < 50)
-        HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 1), 2);
-    bxi_lock(&job->run->lock);
-    HARNESS_EQ(job->rpc->peers[1]->in_flight, 0);
-    bxi_unlock(&job->run->lock);
-    release(50);
-}
-
-HARNESS_WORLD(packed, replies_that_come_too_late_are_dropped_and_counted, 30, .size = 2, .setup = setup,
-              .body = { late });
-
 /* Fast calls first, so that many replies wait for each other; then one hundred that take a millisecond each. The first
  * of these is answered long before the last has run. */
 HARNESS_TEST(packed, a_reply_does_not_wait_for_handlers_that_take_long, 60, .size = 2, .setup = setup)

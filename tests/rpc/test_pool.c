@@ -103,48 +103,6 @@ HARNESS_TEST(pool, has_sixteen_threads_for_handlers_that_do_not_wait_in_boxcar, 
     HARNESS_CHECK(harness_load(MOST_AT_ONCE) <= 16);
 }
 
-static struct bx_future *awaited;
-
-HARNESS_HANDLER(wait_for_it)
-{
-    OWN(future) *future = bx_future_acquire(awaited);
-
-    harness_post(ENTERED);
-    return bx_future_wait(future, BX_FOREVER);
-}
-
-HARNESS_HANDLER(set_it)
-{
-    return bx_future_set(awaited, NULL);
-}
-
-static int setup_wait(struct bx_job *job)
-{
-    HARNESS_REGISTER(job, HARNESS_BLOCKING("wait_for_it", wait_for_it), HARNESS_BLOCKING("set_it", set_it));
-    awaited = bx_future_create(job);
-    return 0;
-}
-
-static void serve_and_release(struct bx_job *job)
-{
-    HARNESS_EQ(bx_job_serve(job), 0);
-    HARNESS_CHECK(harness_counter(job, "pool_threads") >= 41);
-    bx_future_release(awaited);
-}
-
-HARNESS_TEST(pool, does_not_count_threads_that_wait_for_a_future, 20, .size = 2, .setup = setup_wait,
-             .body = { NULL, serve_and_release })
-{
-    struct bx_future *futures[40];
-
-    for (int i = 0; i < 40; i++)
-        futures[i] = harness_async(job, "worker1", "wait_for_it");
-    harness_await(ENTERED, 40);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "set_it", NULL, NULL, NULL), 0);
-    harness_end_all(futures, 40, 0);
-    bx_future_release(awaited);
-}
-
 /* ---- Handlers under one lock ------------------------------------------------------------------ */
 
 #define BURST 32

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/pool.c: requests that are cancelled in the queue, and requests that are in it when the pool stops. Worker 0
- * has one thread for blocking handlers, which stays in "stay" until the test posts HARNESS_GO.
+ * lib/rpc/pool.c: requests that are cancelled in the queue. Worker 0 has one thread for blocking handlers, which stays
+ * in "stay" until the test posts HARNESS_GO.
  */
 #include "tests/harness/harness.h"
 
 #include "rpc/rpc.h"
 
-enum { QUEUED, CANCELLED, STOPPED };     /* gates */
+enum { QUEUED, CANCELLED };                                 /* gates */
 enum { ID, RAN = 8 };                                       /* values */
 
 HARNESS_HANDLER(note)
@@ -84,26 +84,6 @@ HARNESS_WORLD(pool_cancel, removes_the_request_of_its_caller_and_no_other, 20, .
               .body = { keep_the_thread_busy, queue_first, queue_second_and_cancel }, .options = { .pool_threads = 1 },
               .expect = HARNESS_TABLE({ RAN + 1, 1 }, { RAN + 2, 0 }));
 
-static void cancel_the_last(struct bx_job *job)
-{
-    struct bx_future *first, *second, *third;
-
-    harness_await(HARNESS_HELD, 1);
-    first = begin(job, "note", 1);
-    second = begin(job, "note", 2);
-    await_read(job);
-    cancel(job, second);
-    third = begin(job, "note", 3);
-    await_read(job);
-    harness_post(CANCELLED);
-    harness_end(first, 0);
-    harness_end(third, 0);
-}
-
-HARNESS_WORLD(pool_cancel, of_the_last_request_leaves_a_queue_that_accepts_more, 20, .size = 2, .setup = setup,
-              .body = { keep_the_thread_busy, cancel_the_last }, .options = { .pool_threads = 1 },
-              .expect = HARNESS_TABLE({ RAN + 1, 1 }, { RAN + 2, 0 }, { RAN + 3, 1 }));
-
 #define MANY 130                /* more than twice the chains in which they are found */
 
 static void cancel_one_of_many(struct bx_job *job)
@@ -155,52 +135,4 @@ HARNESS_TEST(pool_cancel, is_not_needed_where_the_deadline_passes_in_the_queue, 
     keep_the_thread_busy(job);
     HARNESS_EQ(bx_job_serve(job), 0);
     HARNESS_CHECK(harness_counter(job, "requests_expired") > 0);
-}
-
-/* ---- The stop ----------------------------------------------------------------------------------- */
-
-static bool is_stopping(struct bx_job *job)
-{
-    bool stop;
-
-    pthread_mutex_lock(&job->rpc->pool.lock);
-    stop = job->rpc->pool.stop;
-    pthread_mutex_unlock(&job->rpc->pool.lock);
-    return stop;
-}
-
-/* The first thread stops the pool. The pool's thread stays in its handler until the second one has seen the stop. */
-static void stop_or_release(struct bx_job *job, int index)
-{
-    if (index == 0) {
-        bxi_pool_stop(job);
-        return;
-    }
-    HARNESS_WAIT_WHILE(!is_stopping(job));
-    harness_post(HARNESS_GO);
-}
-
-static void ask_before_and_after(struct bx_job *job)
-{
-    struct bx_future *future;
-
-    harness_await(HARNESS_HELD, 1);
-    future = begin(job, "note", 1);
-    await_read(job);
-    harness_post(QUEUED);
-    harness_end(future, 0);
-    harness_await(STOPPED, 1);
-    harness_end(begin(job, "note", 2), BX_E_SHUTDOWN);
-}
-
-HARNESS_TEST(pool_stop, runs_queued_requests_and_refuses_later_ones, 20, .size = 2, .setup = setup,
-             .body = { NULL, ask_before_and_after }, .options = { .pool_threads = 1 },
-             .expect = HARNESS_TABLE({ RAN + 1, 1 }, { RAN + 2, 0 }))
-{
-    struct bx_future *future = begin(job, "stay", 0);
-
-    harness_await(QUEUED, 1);
-    harness_threads(job, 2, stop_or_release);
-    harness_end(future, 0);
-    harness_post(STOPPED);
 }

@@ -194,20 +194,6 @@ HARNESS_TEST(rpc_many, that_wait_for_room_get_their_deadlines_then, 60, .size = 
     harness_end_all(futures, 1400, 0);
 }
 
-/* The caller does not enter the library again until all have arrived. A bell that is due would wait for the background
- * thread, up to a second. */
-HARNESS_TEST(rpc_many, wake_a_callee_that_sleeps, 30, .size = 2, .setup = setup, .options = { .no_spin = true })
-{
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "size", NULL, NULL, NULL), 0);
-    for (uint32_t round = 1; round <= 5; round++) {
-        HARNESS_EQ(bx_rpc_many(job, "worker1", "hold", 10, NULL, NULL, futures), 0);
-        HARNESS_EQ(bxi_load_relaxed(&job->rpc->bells_due.some), 0);
-        harness_await(HELD, 10 * round);
-        for (int i = 0; i < 10; i++)
-            harness_cancel(futures[i]);
-    }
-}
-
 /* The first allocation fails, that of a call: none is sent. The 10th one fails: nine are sent, and then the rest. The
  * thread has freed no calls before, of which it could take some. */
 static void run_out_of_memory(struct bx_job *job)
@@ -228,20 +214,4 @@ Test(rpc_many, an_allocation_that_fails_ends_the_group_and_no_more, .timeout = 3
 {
     bxi_checked = false;            /* calls with kinds are not grouped */
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { run_out_of_memory } });
-}
-
-static void dies(struct bx_job *job)
-{
-    (void)job;
-    harness_await(HELD, 50);
-    raise(SIGKILL);
-}
-
-HARNESS_TEST(rpc_many, fail_with_the_death_of_their_callee, 30, .size = 2, .setup = setup, .dies = 1u << 1,
-             .body = { NULL, dies })
-{
-    HARNESS_EQ(bx_rpc_many(job, "worker1", "hold", 50, NULL, NULL, futures), 0);
-    harness_end_all(futures, 50, BX_E_PEER_DEAD);
-    HARNESS_EQ(bx_rpc_many(job, "worker1", "hold", 50, NULL, NULL, futures), BX_E_PEER_DEAD);
-    expect_sent(0, 50);
 }

@@ -143,19 +143,6 @@ HARNESS_TEST(rref_race, destructor_may_release_other_references_and_call, 60, .s
     await_alive(0);
 }
 
-/* The job ends with the chain: the references in it are released when their job is gone. */
-HARNESS_TEST(rref_race, that_outlives_its_job_is_freed_by_its_release, 60, .size = 2, .setup = setup)
-{
-    OWN(rref) *rref = NULL;
-
-    harness_leaves_by_itself();
-    HARNESS_EQ(bx_rref_create(job, &counter_type, new_counter_of(1), &rref), 0);
-    kept_rref = rref;
-    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
-    bx_job_destroy(job);
-    HARNESS_EQ(alive(), 0);
-}
-
 /* ---- Threads that end where they should not --------------------------------------------------------------- */
 
 HARNESS_HANDLER(leave_thread)

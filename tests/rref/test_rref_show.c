@@ -141,18 +141,6 @@ HARNESS_TEST(rref_show, counts_the_objects_that_find_no_row, 60, .size = 2, .set
     HARNESS_EQ(bxi_load_relaxed(&tables_of(job, 0)->object_rows), BXI_OBJECTS_MAX);
 }
 
-HARNESS_TEST(rref_show, writes_no_row_when_the_segment_is_gone, 60, .size = 2, .setup = setup)
-{
-    struct bx_rref *rref = NULL;
-
-    harness_leaves_by_itself();
-    HARNESS_EQ(bx_rref_create(job, &counter_type, new_counter_of(1), &rref), 0);
-    HARNESS_EQ(bx_job_shutdown(job, BX_FOREVER), 0);
-    bx_job_destroy(job);
-    bx_rref_release(rref);
-    HARNESS_EQ(alive(), 0);
-}
-
 /* ---- Calls for no function ------------------------------------------------------------------------------- */
 
 /* This worker has named no function of the object's owner. */

@@ -375,16 +375,3 @@ Test(interrupt, ends_the_start, .timeout = 60)
         for (int before = 0; before < 2; before++)
             start_alone(rank, before == 1);
 }
-
-static int interrupted_before_the_start(struct bx_job *job)
-{
-    bx_job_interrupt(job, true);
-    bx_job_interrupt(job, false);
-    return setup(job);
-}
-
-HARNESS_TEST(interrupt, that_was_switched_off_does_not_end_the_start, 60, .size = 2,
-             .setup = interrupted_before_the_start)
-{
-    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 7), 7);
-}

@@ -323,6 +323,9 @@ class RunFutures(Run):
         threads = {boxcar.call_async(1, time.sleep, (0.005,)).then(lambda future: threading.current_thread()).result(5)
                    for _ in range(20)}
         CASE.assertEqual(len(threads), 1, "callbacks that do not wait run on one thread")
+        with mock.patch.object(boxcar.threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
+            CASE.assertEqual(boxcar.call_async(1, add, (1,)).then(
+                lambda future: boxcar.call(1, time.sleep, (0.01,)) or future.result()).result(10), 2)
         with CASE.assertRaisesRegex(TypeError, "callable, not None"):
             boxcar.call_async(1, add, (1,)).then(None)
         boxcar.call_async(1, time.sleep, (0.1,)).add_done_callback(lambda future: sys.exit(1))

@@ -413,6 +413,12 @@ class RunAutograd(Run):
             gradients = dist_autograd.get_gradients(context_id)
             gradients[x].mul_(2)
             CASE.assertEqual((gradients[x].tolist(), gradients[y].tolist()), ([2, 2, 2], [1, 1, 1]))
+        z = torch.ones(6, requires_grad=True)
+        with dist_autograd.context() as context_id:
+            dist_autograd.backward(context_id, [(torch.cat([x, y]) * 2 + z).sum(), (torch.cat([x, y]) + z).sum()])
+            gradients = dist_autograd.get_gradients(context_id)
+            gradients[y].mul_(2)
+            CASE.assertEqual([gradients[leaf].sum().item() for leaf in (x, y, z)], [9, 18, 12])
 
     def sparse(self):
         x = torch.eye(3).to_sparse().requires_grad_()

@@ -45,7 +45,7 @@ __version__ = _boxcar.version
 CALL, MAKE, OBJECT = range(3)
 
 _job = None             # the job of this process, from init to shutdown
-_runner = None          # the thread that runs callbacks
+_runners = set()        # the threads that run callbacks of the job: one, and those whose callback waits
 _named = set()          # of (kind, name): the functions that have a name in the engine
 _answers = weakref.WeakKeyDictionary()      # of futures that are not done: the engine's that are to get the value
 _answers_lock = threading.Lock()
@@ -69,25 +69,34 @@ def _running():
 
 
 def _start_runner(job):
-    global _runner
-    _runner = threading.Thread(target=_run_callbacks, args=(job,), name="boxcar callbacks", daemon=True)
-    _runner.start()
+    runners = _runners
+    thread = threading.Thread(target=_run_callbacks, args=(job, runners), name="boxcar callbacks", daemon=True)
+    runners.add(thread)
+    try:
+        thread.start()
+    except RuntimeError:                # none can be made
+        runners.discard(thread)
+        raise
 
 
 def _before_wait():
     """If this thread, which is about to wait, runs callbacks, another one runs those that come: it may wait for one."""
     job = _here.callbacks_of
-    if job is not None:
+    if job is None or job is not _job:
+        return
+    try:
         _start_runner(job)
-        _here.callbacks_of = None
+    except RuntimeError:                # those that come are run behind this one
+        return
+    _here.callbacks_of = None
 
 
-def _run_callbacks(job):
+def _run_callbacks(job, runners):
     _here.callbacks_of = job
     while _here.callbacks_of is not None:
         work = job.next()
         if work is None:
-            return
+            break
         enable_grad()
         try:
             work[0](work[1])
@@ -95,6 +104,7 @@ def _run_callbacks(job):
             threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__,
                                                            threading.current_thread())))
         del work                            # and with it the future, and what its callbacks refer to
+    runners.discard(threading.current_thread())
 
 
 def _uninterrupted(job, wait, joins=True):
@@ -154,7 +164,7 @@ def shutdown(timeout=None):
     timeout: 30 s by default; Timeout names the worker that did not come, and this worker has left all the same. After
     Ctrl-C this process is in no job, and the others see it leave when the timeout is over or it ends.
     """
-    global _job, _runner
+    global _job, _runners
     job, timeout_ns, over = _running(), nanoseconds(timeout), threading.Event()
     if _here.in_handler:
         raise WouldDeadlock("boxcar.shutdown waits for this handler's end")
@@ -172,20 +182,21 @@ def shutdown(timeout=None):
         if over.is_set():
             leave()
         else:               # nothing ends the engine's shutdown before its time: it is left to its thread
-            _job = _runner = None
+            _job, _runners = None, set()
             atexit.register(over.wait, 1)       # s: if the others leave too it is soon done, and removes its files
 
 
 def leave():
     """Leaves at once: the other workers get Shutdown from calls to this one. Waits of other threads end."""
-    global _job, _runner
+    global _job, _runners
     if _here.in_handler:
         raise WouldDeadlock("boxcar.leave waits for this handler's end")
-    job, runner, _job, _runner = _job, _runner, None, None
+    job, runners, _job, _runners = _job, _runners, None, set()
     if job is not None:
         job.destroy()
-        if runner is not threading.current_thread() and runner.is_alive():
-            runner.join()
+        if threading.current_thread() not in runners:
+            for runner in list(runners):
+                runner.join()
 
 
 def _before_fork():
@@ -210,15 +221,16 @@ def _after_fork():
 
 
 def _forget():
-    global _job, _runner
+    global _job, _runners
     _boxcar.forget_buffers()
     if _here.kept is not None:
         os.close(_here.kept[1])
         _here.kept = None
     if _job is not None:
         _job.forget()
-    _job = _runner = None
-    _here.in_handler = False        # the child of a fork in a handler has left that
+    _job, _runners = None, set()
+    _here.in_handler = False        # the child of a fork in a handler has left that, and likewise
+    _here.callbacks_of = None
 
 
 atexit.register(leave)

@@ -113,7 +113,7 @@ class Future(concurrent.futures.Future):
     @property
     def _waiters(self):
         """Of concurrent.futures.wait and as_completed, which ask nothing else of a future."""
-        if self._state == "PENDING":            # set_result asks too
+        if self._state in ("PENDING", "RUNNING"):       # set_result asks too
             self._arm()
             boxcar._before_wait()
         return self._list_of_waiters
@@ -186,6 +186,8 @@ class Future(concurrent.futures.Future):
     def __await__(self):
         import asyncio          # takes as long as all of boxcar
         engine = self._pending()
+        if engine is not None or not super().done():
+            boxcar._before_wait()
         if engine is not None:
             loop = asyncio.get_running_loop()
             waiter = loop.create_future()

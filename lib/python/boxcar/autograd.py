@@ -22,6 +22,7 @@ error, or the death of a worker, is the error of a call.
 
 The end of a context is told to the workers that were called in it, and by them to those that they called.
 """
+import contextlib
 import itertools
 import secrets
 import threading
@@ -43,8 +44,32 @@ RELEASED = 1000         # ids that are remembered: a request that was overtaken 
 _contexts = {}
 _released = {}          # ids, oldest first
 _lock = threading.Lock()        # of both
-_grads = threading.Lock()       # of leaf.grad, in _in_grads
+_in_use = set()         # leaves whose leaf.grad a pass or an optimizer uses
+_in_use_changed = threading.Condition()         # of it
 _numbers = itertools.count(secrets.randbits(40))    # of contexts and messages; an id of an earlier process is not ours
+
+
+# Of what a tensor lies in: tensors of one share memory.
+_storage = getattr(torch.Tensor, "untyped_storage", torch.Tensor.storage)
+
+
+@contextlib.contextmanager
+def own_grads(leaves):
+    """leaf.grad of these is this thread's alone. Whoever wants others does not wait: a pass may wait for another's."""
+    leaves = set(leaves)
+    with _in_use_changed:
+        _in_use_changed.wait_for(lambda: _in_use.isdisjoint(leaves))
+        _in_use.update(leaves)
+    try:
+        yield
+    finally:
+        with _in_use_changed:
+            _in_use.difference_update(leaves)
+            _in_use_changed.notify_all()
+
+
+def _sum(one, other):
+    return one + other if one.layout == torch.strided else other + one      # sparse + dense is not there
 
 
 # ---- Contexts and what was sent in them ----------------------------------------------------------------------------
@@ -121,11 +146,11 @@ class _Context:
         with self.lock:
             before = self.gradients.get(leaf)
             if before is not None:
-                gradient = before + gradient
+                gradient = _sum(before, gradient)
             elif gradient.layout == torch.strided:
-                if 0 in gradient.stride() or gradient.data_ptr() in self.addresses:
+                if 0 in gradient.stride() or _storage(gradient).data_ptr() in self.addresses:
                     gradient = gradient.clone()
-                self.addresses.add(gradient.data_ptr())
+                self.addresses.add(_storage(gradient).data_ptr())
             self.gradients[leaf] = gradient
 
     def needs_of(self, message):
@@ -235,8 +260,9 @@ def _in_grads(context, outputs, leaves, gradients):
     """Adds them to the context's; returns those of the received leaves. For DistributedDataParallel, which sums the
     trainers' leaf.grad, in hooks that torch.autograd.grad does not run: that of one leaf when the last one of its
     bucket is reached, which may be in a later part of the pass. So all gradients of the context are there meanwhile."""
-    with _grads:
+    with context.lock:
         leaves = list(dict.fromkeys([*leaves, *context.gradients]))
+    with own_grads(leaves):
         before = [leaf.grad for leaf in leaves]
         try:
             for leaf in leaves:
@@ -319,7 +345,7 @@ def backward(context_id, roots, retain_graph=False):
             for message, of_message in part.items():
                 sums = gradients.setdefault(message, {})
                 for index, gradient in of_message.items():
-                    sums[index] = sums[index] + gradient if index in sums else gradient
+                    sums[index] = _sum(sums[index], gradient) if index in sums else gradient
         done = [message for message in ready for message in needs[message]]
         waits.subtract(done)
         ready = [message for message in dict.fromkeys(done) if waits[message] == 0]

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: MIT
 """DistributedOptimizer, by torch.distributed.optim's name."""
-import threading
 from collections import defaultdict
 
 import boxcar
 import boxcar.rpc as rpc
 
-from .autograd import get_gradients
+from .autograd import get_gradients, own_grads
 
 __all__ = ["DistributedOptimizer"]
-
-_lock = threading.Lock()        # of gradients that optimizers read in .grad
 
 
 class _LocalOptimizer:
@@ -20,7 +17,7 @@ class _LocalOptimizer:
 
     def step(self, context_id):
         gradients = get_gradients(context_id)
-        with _lock:
+        with own_grads(self.parameters):
             for parameter in self.parameters:
                 parameter.grad = gradients.get(parameter)
             self.optimizer.step()

@@ -9,14 +9,25 @@ from boxcar import rpc
 
 __all__ = ["_all_gather", "_barrier", "_is_current_rpc_agent_set", "_require_initialized", "_wait_all_workers"]
 
-_lock = threading.Lock()        # of both
+_lock = threading.Lock()        # of all three
+_job = None                     # of the other two: the job
 _numbers = Counter()            # of names of workers: how often this one has gathered with them
 _gatherings = {}                # at the first of the names, of (names, number): ({worker: its obj}, a future of that)
+
+
+def _begin():
+    """The lock. What an earlier job has left is no part of this one."""
+    global _job
+    if _job is not boxcar._job:
+        _job = boxcar._job
+        _numbers.clear()
+        _gatherings.clear()
 
 
 @boxcar.async_function
 def _gather(key, worker, obj):
     with _lock:
+        _begin()
         gathered, whole = _gatherings.setdefault(key, ({}, boxcar.Future()))
         gathered[worker] = obj
         is_whole = len(gathered) == len(key[0])
@@ -32,6 +43,7 @@ def _all_gather(obj, worker_names=None, timeout=rpc.UNSET_RPC_TIMEOUT):
     others do, and it returns when all have."""
     names = tuple(sorted(worker_names or map(boxcar.worker_name, range(boxcar.world_size()))))
     with _lock:
+        _begin()
         _numbers[names] += 1
         key = names, _numbers[names]
     return rpc.rpc_sync(names[0], _gather, (key, boxcar.name(), obj), timeout=timeout)

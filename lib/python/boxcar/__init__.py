@@ -229,8 +229,7 @@ def _forget():
     if _job is not None:
         _job.forget()
     _job, _runners = None, set()
-    _here.in_handler = False        # the child of a fork in a handler has left that, and likewise
-    _here.callbacks_of = None
+    _here.in_handler, _here.callbacks_of = False, None      # the child of a fork in one of these has left it
 
 
 atexit.register(leave)

@@ -48,7 +48,6 @@ _in_use = set()         # leaves whose leaf.grad a pass or an optimizer uses
 _in_use_changed = threading.Condition()         # of it
 _numbers = itertools.count(secrets.randbits(40))    # of contexts and messages; an id of an earlier process is not ours
 
-
 # Of what a tensor lies in: tensors of one share memory.
 _storage = getattr(torch.Tensor, "untyped_storage", torch.Tensor.storage)
 

@@ -37,12 +37,12 @@ SECONDS = 60            # for a test
 INTERNALS = ("profil|record_function|graph_for|no_graph_with|complex_args|debug_info|rref_type|get_type|get_future|"
              "gil_|rref_timeout|proxy_timeout|rpc_timeout|worker_infos|timeout_used|default_timeout|worker_threads|"
              "register_rpc|backend_from|for_options|options_throw|dynamic|node_failure|autograd_context$|ids_recorded|"
-             "during_backward|send_exceptions|rref_leak|shutdown_errors|duplicate_name$|unused_send|cuda|"
+             "during_backward|send_exceptions|test_rref_leak|shutdown_errors|duplicate_name$|unused_send|cuda|"
              "ps_torchscript|wait_all$|wait_all_(multiple|timeout|raise_in_user|exit_early_script)")
 # those that expect torch's sentences, or another class of exception;
 SENTENCES = ("gather_timeout|workers_timeout|wrong_return_type|callback_none|callback_wrong|on_callee|invalid_names|"
-             "not_on_owner|marked|mark_future|duplicate_name_2|invalid_args|pg_init_no|pickle_not_supported|reinit|"
-             "rref_str|send_to_rank$|by_rpc|after_shutdown|worker_id$|wrong_types|engine_error|udf_error|with_errors|"
+             "not_on_owner|mark_future|duplicate_name_2|invalid_args|pg_init_no|pickle_not_supported|reinit|"
+             "rref_str$|send_to_rank$|by_rpc|after_shutdown|worker_id$|wrong_types|engine_error|udf_error|with_errors|"
              "nested_context|in_user_func$")
 # those of what lib/python/README.md says is different.
 DIFFERS = "non_cont|proxy_non_exist|rrefs_confirmed|post_hooks|no_grad_copy"

@@ -201,7 +201,6 @@ def leave():
 
 def _before_fork():
     """The child has the memory of `empty`, which multiprocessing drops here what it gives to a child."""
-    _here.kept = None
     memory = _boxcar.own_buffers()
     if memory:
         _here.kept = memory, *os.pipe()         # the child has the pipe's end until it ends, or executes a program

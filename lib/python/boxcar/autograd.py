@@ -173,7 +173,7 @@ def join(context_id):
 
 def receive(elements, dtype, shape, *sent):
     """A tensor that was sent in a context."""
-    return receive_leaf(make(elements, dtype, shape, True), *sent)
+    return receive_leaf(make(elements, dtype, shape, False), *sent)
 
 
 def receive_leaf(leaf, context_id, message, index, needs):

@@ -13,6 +13,8 @@ from ._messages import FOREVER, Failure, has_torch, loads
 
 SOON = 1000000          # ns: a wait that takes no longer is no reason for another thread
 
+_DONE = ("FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED")     # states of concurrent.futures
+
 
 def settle(engine, worker, function):
     """(value, None) or (None, exception) of an engine's future that is done."""
@@ -66,13 +68,28 @@ class Future(concurrent.futures.Future):
     _engine = None      # of a call: the engine's future, which may be ahead of this one
     _armed = False      # the engine tells when it is done
 
-    @classmethod
-    def _of_call(cls):
-        return cls()
+    # What the base class has. Of a call's future its condition and lists, which take 1 us, are made when they are used.
+    _state, _result, _exception = "PENDING", None, None
+    _made = None        # the condition
+    _lock = threading.Lock()
+
+    @property
+    def _condition(self):
+        if self._made is None:
+            with self._lock:
+                if self._made is None:
+                    self._done_callbacks, self._list_of_waiters = [], []
+                    self._made = threading.Condition()
+        return self._made
+
+    @_condition.setter
+    def _condition(self, condition):
+        self._made = condition
 
     @staticmethod
     def _of(engine, worker, function):
-        future = _future_type(has_torch())._of_call()
+        of_type = _future_type(has_torch())
+        future = of_type.__new__(of_type)       # not of_type(): it makes all of it
         future._engine = engine
         future._worker = worker
         future._function = function
@@ -81,7 +98,7 @@ class Future(concurrent.futures.Future):
     def _pending(self):
         """The engine's future, if that is not done; what it has is taken if it is."""
         engine = self._engine
-        if engine is None or super().done():
+        if engine is None or self._state in _DONE:
             return None
         if not engine.done():
             return engine
@@ -90,13 +107,19 @@ class Future(concurrent.futures.Future):
 
     def _take(self, engine):
         value, error = settle(engine, self._worker, self._function)
-        try:
-            if error is not None:
-                self.set_exception(error)
-            else:
-                self.set_result(value)
-        except concurrent.futures.InvalidStateError:    # another thread was faster
-            pass
+        with self._lock:
+            is_alone = self._made is None and self._state == "PENDING"      # nobody waits, no callback is there
+            if is_alone:
+                self._result, self._exception = value, error
+                self._state = "FINISHED"
+        if not is_alone:
+            try:
+                if error is not None:
+                    self.set_exception(error)
+                else:
+                    self.set_result(value)
+            except concurrent.futures.InvalidStateError:    # another thread was faster
+                pass
         self._engine = None                     # and the reply's memory
 
     def _arm(self):
@@ -125,9 +148,9 @@ class Future(concurrent.futures.Future):
     def _wait(self, timeout):
         engine = self._pending()
         if engine is None:
-            if not super().done():
+            if self._state not in _DONE:
                 boxcar._before_wait()
-            if timeout is not None and not super().done() and not concurrent.futures.wait(
+            if timeout is not None and self._state not in _DONE and not concurrent.futures.wait(
                     [self], min(timeout, threading.TIMEOUT_MAX)).done:
                 raise Timeout(f"the future was not done within {timeout} s")
             return
@@ -142,10 +165,13 @@ class Future(concurrent.futures.Future):
 
     def done(self):
         self._pending()
-        return super().done()
+        return self._state in _DONE
 
     def result(self, timeout=None):
-        self._wait(timeout)
+        if self._state != "FINISHED":
+            self._wait(timeout)
+        if self._state == "FINISHED" and self._exception is None:       # in this order
+            return self._result
         return super().result(timeout)
 
     def exception(self, timeout=None):
@@ -186,7 +212,7 @@ class Future(concurrent.futures.Future):
     def __await__(self):
         import asyncio          # takes as long as all of boxcar
         engine = self._pending()
-        if engine is not None or not super().done():
+        if engine is not None or self._state not in _DONE:
             boxcar._before_wait()
         if engine is not None:
             loop = asyncio.get_running_loop()

@@ -6,8 +6,6 @@ the call, so that wait() needs no other thread, and torch's, of which only torch
 is made then too, for that takes 4 us.
 torch.futures.collect_all and wait_all look torch._C._collect_all up at each call; this module puts its own there.
 """
-import threading
-
 import torch
 
 import boxcar
@@ -19,17 +17,10 @@ class TorchFuture(Future, torch.futures.Future):
     """A boxcar.Future and a torch.futures.Future."""
 
     _has_half = False
-    _lock = threading.Lock()
 
     def __init__(self):
         Future.__init__(self)
         self._make_half()
-
-    @classmethod
-    def _of_call(cls):
-        future = cls.__new__(cls)       # not cls(): it wants both halves
-        Future.__init__(future)
-        return future
 
     def _make_half(self):
         with self._lock:

@@ -406,7 +406,7 @@ bool bx_tensor_is_written(const struct bx_tensor *copy, size_t offset, size_t by
     const struct private *private;
 
     if (copy == NULL || copy->storage->free_fn != end_private)
-        return true;
+        return copy != NULL;
     private = copy->storage->context;
     return bxi_arena_view_is_written(private->view, private->tensor->data + (copy->data - copy->storage->base) + offset,
                                      bytes);

@@ -100,15 +100,25 @@ class Future(concurrent.futures.Future):
         self._engine = None                     # and the reply's memory
 
     def _arm(self):
-        """Has _take called when the engine's future is done; not on this thread."""
+        """Has _complete called when the engine's future is done; not on this thread."""
         engine = self._engine
         if engine is None or self._armed or self._state != "PENDING":
             return
         self._armed = True
         try:
-            engine.on_done(self._take)
+            engine.on_done(self._complete)
         except Shutdown:                        # of the job: it has no thread for callbacks any more
-            threading.Thread(target=self._take, args=(engine,), daemon=True).start()
+            threading.Thread(target=self._complete, args=(engine,), daemon=True).start()
+
+    def _complete(self, engine):
+        if not super().done():
+            self._take(engine)
+        super()._invoke_callbacks()
+
+    def _invoke_callbacks(self):
+        """Not those of a call, on the thread that takes its value: that may hold a lock that one of them needs."""
+        if not self._armed:
+            super()._invoke_callbacks()
 
     @property
     def _waiters(self):

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: MIT
+"""Where callbacks run; jobs.py runs the classes Run*."""
+import threading
+import time
+import unittest
+
+import boxcar
+from jobs import CASE, Run, main
+
+
+def slowly(value):
+    time.sleep(0.002)
+    return value
+
+
+class RunCallbacks(Run):
+    """A callback of a call does not run on the thread that waits for it: here that has a lock which the callback takes."""
+
+    def first(self):
+        lock, ran = threading.Lock(), []
+
+        def callback(future):
+            ran.append((future.result(), lock.acquire(timeout=5)))
+            lock.release()
+
+        for i in range(30):
+            future = boxcar.call_async(1, slowly, (i,))
+            future.add_done_callback(callback)
+            with lock:
+                CASE.assertEqual(future.result(), i)
+        until = time.monotonic() + 10
+        while len(ran) < 30 and time.monotonic() < until:
+            time.sleep(0.001)
+        CASE.assertEqual(sorted(ran), [(i, True) for i in range(30)])
+
+
+class Tests(unittest.TestCase):
+    pass
+
+
+if __name__ == "__main__":
+    main(Tests)

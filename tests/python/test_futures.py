@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""Where callbacks run; jobs.py runs the classes Run*."""
+"""Where callbacks run, and what futures keep; jobs.py runs the classes Run*."""
+import gc
 import threading
 import time
 import unittest
+import weakref
 
 import boxcar
 from jobs import CASE, Run, main
+
+
+class Kept:
+    pass
 
 
 def slowly(value):
@@ -13,8 +19,13 @@ def slowly(value):
     return value
 
 
+def fails(value):
+    raise KeyError("no such thing")
+
+
 class RunCallbacks(Run):
-    """A callback of a call does not run on the thread that waits for it: here that has a lock which the callback takes."""
+    """A callback of a call does not run on the thread that waits for it: here that has a lock which the callback takes.
+    What failed keeps no argument."""
 
     def first(self):
         lock, ran = threading.Lock(), []
@@ -32,6 +43,18 @@ class RunCallbacks(Run):
         while len(ran) < 30 and time.monotonic() < until:
             time.sleep(0.001)
         CASE.assertEqual(sorted(ran), [(i, True) for i in range(30)])
+        gc.disable()
+        for call in (boxcar.call, lambda *args: boxcar.call_async(*args).result(),
+                     lambda *args: boxcar.call_async(*args).wait()):
+            CASE.assertIsNone(self.kept(call)())
+        gc.enable()
+
+    def kept(self, call):
+        mine = Kept()
+        try:
+            call(1, fails, (mine,))
+        except KeyError:
+            return weakref.ref(mine)
 
 
 class Tests(unittest.TestCase):

@@ -34,9 +34,12 @@ def wait_for(engine, worker, function):
     except Error as error:
         raise error._of(worker, function)
     value, error = settle(engine, worker, function)
-    if error is not None:
-        raise error
-    return value
+    try:
+        if error is not None:
+            raise error
+        return value
+    finally:
+        del error                           # else it and this frame, which it has, keep each other and the arguments
 
 
 _queues = weakref.WeakKeyDictionary()       # of event loops: what the engine tells them
@@ -155,8 +158,11 @@ class Future(concurrent.futures.Future):
         return super().done()
 
     def result(self, timeout=None):
-        self._wait(timeout)
-        return super().result(timeout)
+        try:
+            self._wait(timeout)
+            return super().result(timeout)
+        finally:
+            self = None                         # as in concurrent.futures: the exception has this frame
 
     def exception(self, timeout=None):
         self._wait(timeout)
@@ -189,7 +195,10 @@ class Future(concurrent.futures.Future):
 
     def wait(self):
         """result(), by torch's name."""
-        return self.result()
+        try:
+            return self.result()
+        finally:
+            self = None
 
     value = wait
 

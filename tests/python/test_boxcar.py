@@ -710,6 +710,31 @@ class Tests(unittest.TestCase):
         second.destroy()
         self.assertIn("/nowhere/trace", second.next()[1][1])
 
+    def test_one_of_many_threads_begins_the_job(self):
+        outcomes = []
+
+        def begin():
+            try:
+                outcomes.append(boxcar.init(world_size=1))
+            except RuntimeError as error:
+                outcomes.append(str(error)[:32])
+
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            for _ in range(20):
+                threads = [threading.Thread(target=begin) for _ in range(4)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                self.assertEqual(outcomes.count("this process is in a job already"), 3, outcomes)
+                self.assertEqual(boxcar.call(0, add, (1,)), 2)
+                boxcar.shutdown()
+                outcomes.clear()
+        finally:
+            sys.setswitchinterval(before)
+
     @unittest.skipUnless(has_net(), "the plug-in is not built")
     def test_ctrl_c_ends_a_start_that_waits_for_another_host(self):
         for rank, host in enumerate(hosts(types.SimpleNamespace(size=2, is_apart=True))):

@@ -735,6 +735,16 @@ class Tests(unittest.TestCase):
         finally:
             sys.setswitchinterval(before)
 
+    @unittest.skipUnless(importlib.util.find_spec("_xxsubinterpreters"), "Python 3.9 to 3.12 has that module")
+    def test_another_interpreter_leaves_the_errors_of_this_one(self):
+        import _xxsubinterpreters as interpreters
+        other = interpreters.create()
+        with self.assertRaisesRegex(interpreters.RunFailedError, "main interpreter"):
+            interpreters.run_string(other, "import boxcar")
+        interpreters.destroy(other)
+        with self.assertRaises(boxcar.RankMissing):
+            boxcar.init(f"main{os.getpid()}", world_size=2, start_timeout=0.2)
+
     @unittest.skipUnless(has_net(), "the plug-in is not built")
     def test_ctrl_c_ends_a_start_that_waits_for_another_host(self):
         for rank, host in enumerate(hosts(types.SimpleNamespace(size=2, is_apart=True))):

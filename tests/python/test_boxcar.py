@@ -48,6 +48,13 @@ class Unpicklable(Exception):
         raise SystemExit("no pickle")
 
 
+class Obscure(Exception):
+    """Its traceback cannot be written."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
 class Ends:
     """To read its pickle ends the thread."""
 
@@ -210,6 +217,8 @@ class RunErrors(Run):
             CASE.assertTrue(done.wait(5))
             with CASE.assertRaisesRegex(RuntimeError, "in raises_new"):
                 failing.result()
+        with CASE.assertRaisesRegex((Obscure, RuntimeError), "Obscure, whose traceback cannot be written"):
+            boxcar.call(1, raises_new, (Obscure,))
         with CASE.assertRaises(SystemExit):
             boxcar.call_async(1, makes, (Ends,)).then(lambda future: future.result()).result(5)
         with CASE.assertRaisesRegex(boxcar.NoWorker, "has no worker"):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Where callbacks run, and what futures keep; jobs.py runs the classes Run*."""
 import gc
+import os
+import signal
 import threading
 import time
 import unittest
@@ -57,8 +59,25 @@ class RunCallbacks(Run):
             return weakref.ref(mine)
 
 
+@boxcar.async_function
+def later(value):
+    future = boxcar.Future()
+    future.set_result(value)
+    return future
+
+
 class Tests(unittest.TestCase):
-    pass
+    def test_a_forked_child_needs_no_thread_that_it_has_not(self):
+        """The locks were held by one."""
+        with boxcar._answers_lock, boxcar._making:
+            child = os.fork()
+            if child == 0:
+                signal.alarm(10)
+                boxcar.init(world_size=1)
+                answer = boxcar.call(0, later, (5,))
+                boxcar.leave()
+                os._exit(answer)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 5)
 
 
 if __name__ == "__main__":

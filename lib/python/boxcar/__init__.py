@@ -222,7 +222,8 @@ def _after_fork():
 
 
 def _forget():
-    global _job, _runners
+    global _job, _runners, _making, _answers_lock
+    _making, _answers_lock = threading.Lock(), threading.Lock()     # threads that are not here may have held them
     _boxcar.forget_buffers()
     if _here.kept is not None:
         os.close(_here.kept[1])

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""Where callbacks run, and what futures keep; jobs.py runs the classes Run*."""
+"""Where callbacks run, what futures keep, event loops; jobs.py runs the classes Run*."""
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 import unittest
 import weakref
 
 import boxcar
+from boxcar import _futures
 from jobs import CASE, Run, main
 
 
@@ -66,7 +68,34 @@ def later(value):
     return future
 
 
+class Loop:
+    """An event loop that is closed at once."""
+
+    def add_reader(self, *args):
+        pass
+
+    def is_closed(self):
+        return True
+
+
 class Tests(unittest.TestCase):
+    def test_threads_may_begin_loops_at_a_time(self):
+        begun, before = [], sys.getswitchinterval()
+
+        def begin():
+            for _ in range(5000):
+                _futures._queue_of(Loop())
+            begun.append(1)
+
+        sys.setswitchinterval(1e-6)
+        threads = [threading.Thread(target=begin) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(before)
+        self.assertEqual(len(begun), 8)
+
     def test_a_forked_child_needs_no_thread_that_it_has_not(self):
         """The locks were held by one."""
         with boxcar._answers_lock, boxcar._making:

@@ -48,9 +48,9 @@ _queues = weakref.WeakKeyDictionary()       # of event loops: what the engine te
 def _queue_of(loop):
     queue = _queues.get(loop)
     if queue is None:
-        for other, its in list(_queues.items()):
-            if other.is_closed():       # nobody reads what came since, which keeps the queue and the loop
-                its.take()
+        for other in [ref() for ref in _queues.keyrefs()]:      # items() fails if another thread adds its loop
+            if other is not None and other.is_closed():         # nobody reads what came since, which keeps the loop
+                _queues[other].take()
         queue = _queues[loop] = Queue()
         loop.add_reader(queue.fileno(), _run_queue, queue)
     return queue

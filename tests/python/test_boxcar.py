@@ -430,7 +430,7 @@ class RunRpc(Run):
 
     def first(self):
         obs1 = rpc.get_worker_info("obs1")
-        CASE.assertEqual(obs1, rpc.WorkerInfo("obs1", 1))
+        CASE.assertEqual((obs1, rpc.get_worker_info(1)), (rpc.WorkerInfo("obs1", 1),) * 2)
         CASE.assertEqual((rpc.get_worker_info().name, rpc.get_rpc_timeout()), ("agent", 20))
         CASE.assertEqual(rpc.api._require_initialized(add)(1), 2)
         for to in ("obs1", 1, obs1):

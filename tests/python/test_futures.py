@@ -43,10 +43,10 @@ class RunCallbacks(Run):
             future.add_done_callback(callback)
             with lock:
                 CASE.assertEqual(future.result(), i)
-        until = time.monotonic() + 10
-        while len(ran) < 30 and time.monotonic() < until:
-            time.sleep(0.001)
-        CASE.assertEqual(sorted(ran), [(i, True) for i in range(30)])
+            until = time.monotonic() + 10
+            while len(ran) == i and time.monotonic() < until:
+                time.sleep(0.001)
+        CASE.assertEqual(ran, [(i, True) for i in range(30)])
         gc.disable()
         for call in (boxcar.call, lambda *args: boxcar.call_async(*args).result(),
                      lambda *args: boxcar.call_async(*args).wait()):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """boxcar.batch, and one future as the answer to several requests: `python3 test_batches.py` runs the jobs."""
+import math
 import os
 import signal
 import threading
@@ -40,6 +41,12 @@ class Kept:
 @boxcar.batch(max_rows=2, flush_after=0.01)
 def types(calls):
     return [type(value) for value, in calls]
+
+
+@boxcar.batch(max_rows=2, flush_after=math.inf)
+def pairs(calls):
+    time.sleep(0.05)
+    return [threading.current_thread().name for _ in calls]
 
 
 @boxcar.batch(max_rows=2, flush_after=30)
@@ -85,6 +92,10 @@ class RunBatches(Run):
         until = time.monotonic() + 10
         while gone() is not None:           # the batch's thread does not keep the last arguments
             CASE.assertLess(time.monotonic(), until)
+
+        # One that is never due; the batch's own thread runs what was completed while another one ran.
+        CASE.assertEqual(len(outcomes(pairs, 1, 2)), 2)
+        CASE.assertIn("boxcar batch", outcomes(pairs, *range(8), timeout=10))
 
         # The call that completes a batch gives up while it runs: the others do not notice.
         other = boxcar.call_async(1, asks_back, (1,))

@@ -48,6 +48,13 @@ class Unpicklable(Exception):
         raise SystemExit("no pickle")
 
 
+class Obscure(Exception):
+    """Its traceback cannot be written."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
 class Ends:
     """To read its pickle ends the thread."""
 
@@ -210,6 +217,8 @@ class RunErrors(Run):
             CASE.assertTrue(done.wait(5))
             with CASE.assertRaisesRegex(RuntimeError, "in raises_new"):
                 failing.result()
+        with CASE.assertRaisesRegex((Obscure, RuntimeError), "Obscure, whose traceback cannot be written"):
+            boxcar.call(1, raises_new, (Obscure,))
         with CASE.assertRaises(SystemExit):
             boxcar.call_async(1, makes, (Ends,)).then(lambda future: future.result()).result(5)
         with CASE.assertRaisesRegex(boxcar.NoWorker, "has no worker"):
@@ -421,7 +430,7 @@ class RunRpc(Run):
 
     def first(self):
         obs1 = rpc.get_worker_info("obs1")
-        CASE.assertEqual(obs1, rpc.WorkerInfo("obs1", 1))
+        CASE.assertEqual((obs1, rpc.get_worker_info(1)), (rpc.WorkerInfo("obs1", 1),) * 2)
         CASE.assertEqual((rpc.get_worker_info().name, rpc.get_rpc_timeout()), ("agent", 20))
         CASE.assertEqual(rpc.api._require_initialized(add)(1), 2)
         for to in ("obs1", 1, obs1):
@@ -709,6 +718,41 @@ class Tests(unittest.TestCase):
             second.start()
         second.destroy()
         self.assertIn("/nowhere/trace", second.next()[1][1])
+
+    def test_one_of_many_threads_begins_the_job(self):
+        outcomes = []
+
+        def begin():
+            try:
+                outcomes.append(boxcar.init(world_size=1))
+            except RuntimeError as error:
+                outcomes.append(str(error)[:32])
+
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            for _ in range(20):
+                threads = [threading.Thread(target=begin) for _ in range(4)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                self.assertEqual(outcomes.count("this process is in a job already"), 3, outcomes)
+                self.assertEqual(boxcar.call(0, add, (1,)), 2)
+                boxcar.shutdown()
+                outcomes.clear()
+        finally:
+            sys.setswitchinterval(before)
+
+    @unittest.skipUnless(importlib.util.find_spec("_xxsubinterpreters"), "Python 3.9 to 3.12 has that module")
+    def test_another_interpreter_leaves_the_errors_of_this_one(self):
+        import _xxsubinterpreters as interpreters
+        other = interpreters.create()
+        with self.assertRaisesRegex(interpreters.RunFailedError, "main interpreter"):
+            interpreters.run_string(other, "import boxcar")
+        interpreters.destroy(other)
+        with self.assertRaises(boxcar.RankMissing):
+            boxcar.init(f"main{os.getpid()}", world_size=2, start_timeout=0.2)
 
     @unittest.skipUnless(has_net(), "the plug-in is not built")
     def test_ctrl_c_ends_a_start_that_waits_for_another_host(self):

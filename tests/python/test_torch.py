@@ -473,6 +473,12 @@ class RunAutograd(Run):
                 RemoteModule("rank:1/cuda:0", torch.nn.Linear, (3, 1)).forward(torch.ones(3))
         with CASE.assertRaises(RuntimeError):
             optimizer.step(100)
+        mine = torch.nn.Parameter(torch.ones(2))
+        (mine * 7).sum().backward()                 # a gradient of no context, which a step leaves where it is
+        with dist_autograd.context() as context_id:
+            dist_autograd.backward(context_id, [boxcar.call(1, echo, (mine * 2,)).sum()])
+            DistributedOptimizer(torch.optim.SGD, [rpc.RRef(mine)], lr=1).step(context_id)
+        CASE.assertEqual((mine.tolist(), mine.grad.tolist()), ([-1, -1], [7, 7]))
         made = rpc.remote(1, slowly, (after,))
         other = rpc.remote(2, slowly, (1.0,))
         CASE.assertAlmostEqual(rpc.rpc_sync(1, weight_of, (made, [other])), after.weight.sum().item() + 1, places=5)

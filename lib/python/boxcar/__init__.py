@@ -45,6 +45,7 @@ __version__ = _boxcar.version
 CALL, MAKE, OBJECT = range(3)
 
 _job = None             # the job of this process, from init to shutdown
+_making = threading.Lock()      # while init makes it
 _runners = set()        # the threads that run callbacks of the job: one, and those whose callback waits
 _named = set()          # of (kind, name): the functions that have a name in the engine
 _answers = weakref.WeakKeyDictionary()      # of futures that are not done: the engine's that are to get the value
@@ -141,15 +142,16 @@ def init(job=None, *, name=None, rank=0, world_size=0, start_timeout=None, call_
     RankMissing, Error; RuntimeError: this process is in a job already.
     """
     global _job
-    if _job is not None:
-        raise RuntimeError("this process is in a job already; boxcar.shutdown leaves it")
     if job is None and world_size == 1:
         job = f"alone-{os.getpid()}"
-    _named.clear()
-    _gpus.forget()
-    started = _boxcar.Job(_dispatch, job, name, rank, world_size, nanoseconds(start_timeout),
-                          nanoseconds(call_timeout), pool_threads, log and (lambda line: log(*line)))
-    _job = started              # a handler may run, and call, before start has returned
+    with _making:
+        if _job is not None:
+            raise RuntimeError("this process is in a job already; boxcar.shutdown leaves it")
+        _named.clear()
+        _gpus.forget()
+        started = _boxcar.Job(_dispatch, job, name, rank, world_size, nanoseconds(start_timeout),
+                              nanoseconds(call_timeout), pool_threads, log and (lambda line: log(*line)))
+        _job = started          # a handler may run, and call, before start has returned
     try:
         _start_runner(started)
         _uninterrupted(started, started.start)
@@ -220,7 +222,9 @@ def _after_fork():
 
 
 def _forget():
-    global _job, _runners
+    global _job, _runners, _making, _answers_lock
+    # Threads that are not here may have held them.
+    _making, _answers_lock, Future._lock = threading.Lock(), threading.Lock(), threading.Lock()
     _boxcar.forget_buffers()
     if _here.kept is not None:
         os.close(_here.kept[1])

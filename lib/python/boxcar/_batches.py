@@ -38,7 +38,7 @@ class _Batch:
             self._reset()
         future = Future()
         with self._more:
-            self._waiting.append((time.monotonic() + self._flush_after, args, future))
+            self._waiting.append((min(time.monotonic() + self._flush_after, threading.TIMEOUT_MAX), args, future))
             rows = self._take() if not self._runs and len(self._waiting) >= self._max_rows else None
             if rows is None and not self._runs and not self._wakes:
                 self._wake()

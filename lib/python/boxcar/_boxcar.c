@@ -392,6 +392,10 @@ static PyObject *set_make_error(PyObject *self, PyObject *callable)
     PyObject *before = boxpy_make_error;
 
     (void)self;
+    if (PyInterpreterState_Get() != PyInterpreterState_Main()) {    /* the classes of errors are one interpreter's */
+        PyErr_SetString(PyExc_ImportError, "boxcar is for the main interpreter");
+        return NULL;
+    }
     Py_INCREF(callable);
     boxpy_make_error = callable;
     Py_XDECREF(before);

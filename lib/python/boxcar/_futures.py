@@ -36,9 +36,12 @@ def wait_for(engine, worker, function):
     except Error as error:
         raise error._of(worker, function)
     value, error = settle(engine, worker, function)
-    if error is not None:
-        raise error
-    return value
+    try:
+        if error is not None:
+            raise error
+        return value
+    finally:
+        del error                           # else it and this frame, which it has, keep each other and the arguments
 
 
 _queues = weakref.WeakKeyDictionary()       # of event loops: what the engine tells them
@@ -47,9 +50,9 @@ _queues = weakref.WeakKeyDictionary()       # of event loops: what the engine te
 def _queue_of(loop):
     queue = _queues.get(loop)
     if queue is None:
-        for other, its in list(_queues.items()):
-            if other.is_closed():       # nobody reads what came since, which keeps the queue and the loop
-                its.take()
+        for other in [ref() for ref in _queues.keyrefs()]:      # items() fails if another thread adds its loop
+            if other is not None and other.is_closed():         # nobody reads what came since, which keeps the loop
+                _queues[other].take()
         queue = _queues[loop] = Queue()
         loop.add_reader(queue.fileno(), _run_queue, queue)
     return queue
@@ -71,6 +74,7 @@ class Future(concurrent.futures.Future):
     # What the base class has. Of a call's future its condition and lists, which take 1 us, are made when they are used.
     _state, _result, _exception = "PENDING", None, None
     _made = None        # the condition
+    _done_callbacks = _list_of_waiters = ()
     _lock = threading.Lock()
 
     @property
@@ -123,15 +127,25 @@ class Future(concurrent.futures.Future):
         self._engine = None                     # and the reply's memory
 
     def _arm(self):
-        """Has _take called when the engine's future is done; not on this thread."""
+        """Has _complete called when the engine's future is done; not on this thread."""
         engine = self._engine
         if engine is None or self._armed or self._state != "PENDING":
             return
         self._armed = True
         try:
-            engine.on_done(self._take)
+            engine.on_done(self._complete)
         except Shutdown:                        # of the job: it has no thread for callbacks any more
-            threading.Thread(target=self._take, args=(engine,), daemon=True).start()
+            threading.Thread(target=self._complete, args=(engine,), daemon=True).start()
+
+    def _complete(self, engine):
+        if self._state not in _DONE:
+            self._take(engine)
+        super()._invoke_callbacks()
+
+    def _invoke_callbacks(self):
+        """Not those of a call, on the thread that takes its value: that may hold a lock that one of them needs."""
+        if not self._armed:
+            super()._invoke_callbacks()
 
     @property
     def _waiters(self):
@@ -168,11 +182,14 @@ class Future(concurrent.futures.Future):
         return self._state in _DONE
 
     def result(self, timeout=None):
-        if self._state != "FINISHED":
-            self._wait(timeout)
-        if self._state == "FINISHED" and self._exception is None:       # in this order
-            return self._result
-        return super().result(timeout)
+        try:
+            if self._state != "FINISHED":
+                self._wait(timeout)
+            if self._state == "FINISHED" and self._exception is None:       # in this order
+                return self._result
+            return super().result(timeout)
+        finally:
+            self = None                         # as in concurrent.futures: the exception has this frame
 
     def exception(self, timeout=None):
         self._wait(timeout)
@@ -205,7 +222,10 @@ class Future(concurrent.futures.Future):
 
     def wait(self):
         """result(), by torch's name."""
-        return self.result()
+        try:
+            return self.result()
+        finally:
+            self = None
 
     value = wait
 

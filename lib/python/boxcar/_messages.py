@@ -276,7 +276,10 @@ class Failure:
 
     @classmethod
     def of(cls, error):
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        try:
+            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        except Exception:               # what its own __getattr__ raises
+            text = f"{type(error).__qualname__}, whose traceback cannot be written\n"
         try:
             return cls(pickle.dumps(error), text)
         except BaseException:           # what a __reduce__ raises, SystemExit too

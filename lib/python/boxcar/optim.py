@@ -18,11 +18,14 @@ class _LocalOptimizer:
     def step(self, context_id):
         gradients = get_gradients(context_id)
         with own_grads(self.parameters):
-            for parameter in self.parameters:
-                parameter.grad = gradients.get(parameter)
-            self.optimizer.step()
-            for parameter in self.parameters:
-                parameter.grad = None
+            before = [parameter.grad for parameter in self.parameters]
+            try:
+                for parameter in self.parameters:
+                    parameter.grad = gradients.get(parameter)
+                self.optimizer.step()
+            finally:
+                for parameter, gradient in zip(self.parameters, before):
+                    parameter.grad = gradient
 
 
 def _new(*args):

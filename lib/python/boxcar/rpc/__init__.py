@@ -123,10 +123,9 @@ def shutdown(graceful=True, timeout=0):
 
 
 def get_worker_info(worker_name=None):
-    """The WorkerInfo of a name, or of this worker."""
-    if worker_name is None:
-        return WorkerInfo(boxcar.name(), boxcar.rank())
-    return WorkerInfo(worker_name, boxcar.worker_rank(worker_name))
+    """The WorkerInfo of a name or an id, or of this worker."""
+    rank = boxcar.rank() if worker_name is None else boxcar._rank_of(worker_name)
+    return WorkerInfo(boxcar.worker_name(rank), rank)
 
 
 def get_rpc_timeout():

@@ -98,12 +98,12 @@ class Tests(unittest.TestCase):
 
     def test_a_forked_child_needs_no_thread_that_it_has_not(self):
         """The locks were held by one."""
-        with boxcar._answers_lock, boxcar._making:
+        with boxcar._answers_lock, boxcar._making, boxcar.Future._lock:
             child = os.fork()
             if child == 0:
                 signal.alarm(10)
                 boxcar.init(world_size=1)
-                answer = boxcar.call(0, later, (5,))
+                answer = boxcar.call_async(0, later, (5,)).result()
                 boxcar.leave()
                 os._exit(answer)
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 5)

@@ -113,10 +113,13 @@ void bxi_arena_view_release(struct bxi_arena_view *view)
 /* The arena's file; -1: it has no name any more, or there is no descriptor left. */
 static int open_file(const struct bxi_arena_view *view)
 {
-    struct stat status;
+    struct stat status = { 0 };
     int fd = open(view->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 
-    if (fd < 0 || (fstat(fd, &status) == 0 && status.st_dev == view->device && status.st_ino == view->inode))
+    if (fd < 0)
+        return -1;
+    fstat(fd, &status);
+    if (status.st_dev == view->device && status.st_ino == view->inode)
         return fd;
     close(fd);
     return -1;
@@ -124,10 +127,11 @@ static int open_file(const struct bxi_arena_view *view)
 
 static uint64_t most_pages(const struct bxi_arena_view *view, int fd)
 {
-    struct statvfs place;
+    struct statvfs place = { 0 };
     uint64_t bytes = view->bytes;
 
-    if (fstatvfs(fd, &place) == 0 && place.f_blocks != 0 && place.f_blocks < bytes / place.f_frsize)
+    fstatvfs(fd, &place);
+    if (place.f_blocks != 0 && place.f_blocks < bytes / place.f_frsize)
         bytes = place.f_blocks * place.f_frsize;
     return bytes / BXI_PAGE / KEPT_SHARE;
 }

@@ -17,11 +17,10 @@
 
 int bxi_file_limit(uint64_t bytes)
 {
-    struct rlimit limit;
+    struct rlimit limit = { RLIM_INFINITY, RLIM_INFINITY };
 
-    if (getrlimit(RLIMIT_FSIZE, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur)
-        return 0;
-    return -EFBIG;
+    getrlimit(RLIMIT_FSIZE, &limit);
+    return limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur ? 0 : -EFBIG;
 }
 
 int bxi_file_resize(int fd, uint64_t bytes)
@@ -72,7 +71,7 @@ int bxi_file_lock(int fd, short type, uint64_t offset, uint64_t bytes)
 
     if (fcntl(fd, F_OFD_SETLK, &lock) == 0)
         return 0;
-    return errno == EACCES ? -EAGAIN : -errno;
+    return -errno;
 }
 
 bool bxi_file_is_locked(int fd, uint64_t offset, uint64_t bytes)
@@ -84,10 +83,10 @@ bool bxi_file_is_locked(int fd, uint64_t offset, uint64_t bytes)
 
 bool bxi_file_leads_to(const char *path, int fd)
 {
-    struct stat named, held;
+    struct stat named, held = { 0 };
 
-    return lstat(path, &named) == 0 && fstat(fd, &held) == 0 && named.st_ino == held.st_ino &&
-           named.st_dev == held.st_dev;
+    fstat(fd, &held);
+    return lstat(path, &named) == 0 && named.st_ino == held.st_ino && named.st_dev == held.st_dev;
 }
 
 int bxi_file_map(int fd, size_t bytes, bool writable, bxi_a32 *truncated, void **base_out)

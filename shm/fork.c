@@ -56,9 +56,10 @@ static int noted_end;                   /* behind the highest number that was no
 
 static struct identity identity_of(int fd)
 {
-    struct stat status;
+    struct stat status = { 0 };
 
-    return fstat(fd, &status) == 0 ? (struct identity){ status.st_dev, status.st_ino } : (struct identity){ 0 };
+    fstat(fd, &status);
+    return (struct identity){ status.st_dev, status.st_ino };
 }
 
 void bxi_unshared_begin(void)

@@ -72,7 +72,7 @@ int bxi_object_sockets(char *out, size_t bytes)
 /* Creates the object and locks it. 0; -EAGAIN: a reaper was faster; -errno. */
 static int create_locked(const char *shm_name, int *fd_out)
 {
-    struct stat status;
+    struct stat status = { 0 };
     int rc;
 
     int fd = BXI_UNSHARED(shm_open(shm_name, O_RDWR | O_CREAT | O_EXCL, 0600));
@@ -82,11 +82,7 @@ static int create_locked(const char *shm_name, int *fd_out)
     rc = bxi_file_lock(fd, F_WRLCK, 0, 0);
     if (rc < 0)
         goto close_fd;      /* the reaper that has the lock unlinks the name */
-    if (fstat(fd, &status) < 0) {
-        rc = -errno;
-        shm_unlink(shm_name);
-        goto close_fd;
-    }
+    fstat(fd, &status);
     if (status.st_nlink == 0) {
         rc = -EAGAIN;
         goto close_fd;
@@ -233,7 +229,7 @@ int bxi_object_instances(const char *job, uint64_t *instances, int most)
 static int reap_one(const char *file_name)
 {
     char shm_name[BXI_OBJECT_NAME_BYTES];
-    struct stat status;
+    struct stat before = { 0 }, locked = { 0 };
     int removed = 0;
 
     snprintf(shm_name, sizeof(shm_name), "/%.*s", BXI_OBJECT_NAME_BYTES - 2, file_name);
@@ -241,16 +237,14 @@ static int reap_one(const char *file_name)
     int fd = BXI_UNSHARED(shm_open(shm_name, O_RDWR | O_NONBLOCK, 0));
     if (fd < 0)
         return errno == ENOENT ? 0 : -errno;
-    if (fstat(fd, &status) < 0) {
-        removed = -errno;
-        goto close_fd;
-    }
-    if (!S_ISREG(status.st_mode) || status.st_uid != geteuid())
+    fstat(fd, &before);
+    if (!S_ISREG(before.st_mode) || before.st_uid != geteuid())
         goto close_fd;
     if (bxi_file_lock(fd, F_WRLCK, 0, 0) < 0)
         goto close_fd;
     /* Unlinked before the lock was taken: then the name may lead to another object by now. */
-    if (fstat(fd, &status) < 0 || status.st_nlink == 0)
+    fstat(fd, &locked);
+    if (locked.st_nlink == 0)
         goto close_fd;
     removed = shm_unlink(shm_name) < 0 ? -errno : 1;
 

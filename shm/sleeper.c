@@ -122,12 +122,11 @@ static int uring_arm_idle(struct bxi_sleeper *sleeper)
 static int uring_forget(struct bxi_sleeper *sleeper, int slot)
 {
     if (!sleeper->watch[slot].is_polling) {
-        for (int i = 0; i < sleeper->idle_count; i++) {
-            if (sleeper->idle[i] != slot)
-                continue;
-            sleeper->idle[i] = sleeper->idle[--sleeper->idle_count];
-            break;
-        }
+        int at = 0;
+
+        while (sleeper->idle[at] != slot)       /* one that is not polling is there */
+            at++;
+        sleeper->idle[at] = sleeper->idle[--sleeper->idle_count];
         return 0;
     }
     struct io_uring_sqe *sqe = next_sqe(sleeper);

@@ -332,8 +332,7 @@ static void print_log(const struct bx_job *job, int level, const char *text)
         if ((unsigned char)line[i] < ' ')
             line[i] = ' ';
     line[length++] = '\n';
-    if (write(STDERR_FILENO, line, (size_t)length) < 0)
-        return;                     /* a closed stderr: nobody reads the log */
+    (void)!write(STDERR_FILENO, line, (size_t)length);      /* of a closed stderr nobody reads the log */
 }
 
 void bxi_log(const struct bx_job *job, int level, const char *format, ...)

@@ -84,7 +84,7 @@ int bxi_socket_dir(char *out, size_t bytes)
 {
     int length = bxi_object_sockets(out, bytes);
 
-    if (length < 0 || (size_t)length >= bytes)
+    if ((size_t)length >= bytes)
         return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s... has too long a name; set XDG_RUNTIME_DIR to a "
                                         "shorter one", out);
     return bxi_socket_dir_make(out);
@@ -98,7 +98,7 @@ int bxi_boot_paths(const char *job_name, struct bxi_boot_paths *paths)
     if (rc < 0)
         return rc;
     length = snprintf(paths->socket, sizeof(paths->socket), "%s/%s.sock", paths->directory, job_name);
-    if (length < 0 || (size_t)length >= sizeof(paths->socket))
+    if ((size_t)length >= sizeof(paths->socket))
         return bx_fail(BX_E_SOCKET_DIR, "%s/%s.sock is too long for a socket's name (%d bytes at most); set "
                                         "XDG_RUNTIME_DIR to a shorter one", paths->directory, job_name,
                        BXI_BOOT_PATH_BYTES - 1);
@@ -177,9 +177,10 @@ bool bxi_boot_lock_is_left(const char *lock_path)
 
 static bool has_no_name(int fd)
 {
-    struct stat status;
+    struct stat status = { .st_nlink = 1 };
 
-    return fstat(fd, &status) == 0 && status.st_nlink == 0;
+    fstat(fd, &status);
+    return status.st_nlink == 0;
 }
 
 /* The guard is held for moments only; -EAGAIN if it is held through all attempts. */
@@ -362,7 +363,7 @@ static int take_line(const struct bx_job *job, int fd)
     int code, text_at = 0;
 
     read_line(fd, line);
-    if (has_no_name(fd) && sscanf(line, "%ld failed %d %n", &pid, &code, &text_at) == 2 && text_at > 0 && code < 0)
+    if (has_no_name(fd) && sscanf(line, "%ld failed %d %n", &pid, &code, &text_at) == 2 && code < 0)
         return bx_fail(code, "%.*s", (int)strcspn(line + text_at, "\n"), line + text_at);
     if (sscanf(line, "%ld running %llx", &pid, &instance) == 2 && is_held(fd))
         return check_rank(job, instance);

@@ -16,9 +16,11 @@
 
 static bool is_same_file(int fd, int other)
 {
-    struct stat one, two;
+    struct stat one = { 0 }, two = { .st_ino = 1 };
 
-    return fstat(fd, &one) == 0 && fstat(other, &two) == 0 && one.st_dev == two.st_dev && one.st_ino == two.st_ino;
+    fstat(fd, &one);
+    fstat(other, &two);
+    return one.st_dev == two.st_dev && one.st_ino == two.st_ino;
 }
 
 /* A descriptor of the object that can only be read. By its name, which borrowers then find by the descriptor

@@ -52,8 +52,6 @@ int bxi_boot_send(int fd, const struct bxi_boot_out *out, uint64_t deadline_ns)
     for (int short_of_memory = 0;;) {
         if (sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0)
             return 0;
-        if (errno == EINTR)
-            continue;
         bool lacks_memory = errno == ENOBUFS || errno == ENOMEM;
         if (lacks_memory ? ++short_of_memory > MEMORY_ATTEMPTS : errno != EAGAIN && errno != ETOOMANYREFS)
             return -errno;
@@ -74,22 +72,16 @@ void bxi_boot_send_fail(int fd, int code)
     bxi_boot_send(fd, &(struct bxi_boot_out){ .data = &fail, .bytes = sizeof(fail) }, 0);
 }
 
-/* Takes the descriptors out of the control messages. The kernel has checked their sizes. */
+/* Takes the descriptors out of the control message, at most as many as there was room for. The socket asks for no other
+ * kind of message, and the kernel puts all descriptors of a packet into one. */
 static void take_fds(struct msghdr *message, struct bxi_boot_packet *packet)
 {
-    for (struct cmsghdr *part = CMSG_FIRSTHDR(message); part != NULL; part = CMSG_NXTHDR(message, part)) {
-        if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS)
-            continue;
-        size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        for (size_t i = 0; i < count; i++) {
-            int fd;
-            memcpy(&fd, CMSG_DATA(part) + i * sizeof(fd), sizeof(fd));
-            if (packet->fd_count < BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS)
-                packet->fds[packet->fd_count++] = fd;
-            else
-                close(fd);
-        }
-    }
+    const struct cmsghdr *part = CMSG_FIRSTHDR(message);
+
+    if (part == NULL)
+        return;
+    memcpy(packet->fds, CMSG_DATA(part), part->cmsg_len - CMSG_LEN(0));
+    packet->fd_count = (int)((part->cmsg_len - CMSG_LEN(0)) / sizeof(int));
 }
 
 int bxi_boot_receive(int fd, struct bxi_boot_packet *packet, int fds_max)
@@ -97,7 +89,6 @@ int bxi_boot_receive(int fd, struct bxi_boot_packet *packet, int fds_max)
     _Alignas(struct cmsghdr) unsigned char control[CMSG_SPACE(BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS * sizeof(int))];
     struct iovec part = { .iov_base = &packet->as, .iov_len = sizeof(packet->as) };
     struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
-    bool was_reset = false;
     ssize_t got;
 
     memset(packet, 0, sizeof(*packet));
@@ -106,15 +97,13 @@ int bxi_boot_receive(int fd, struct bxi_boot_packet *packet, int fds_max)
         message.msg_control = control;
         message.msg_controllen = CMSG_LEN((size_t)fds_max * sizeof(int));
     }
-    do {
+    got = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    /* The kernel reports a reset once, before the last packets, if the other side left something unread. */
+    if (got < 0 && errno == ECONNRESET)
         got = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-        /* The kernel reports a reset once, before the last packets, if the other side left something unread. */
-        was_reset = got < 0 && errno == ECONNRESET && !was_reset;
-    } while (got < 0 && (errno == EINTR || was_reset));
     if (got < 0)
-        return errno == ECONNRESET ? 0 : -errno;
-    if (message.msg_controllen > 0 && fds_max > 0)
-        take_fds(&message, packet);
+        return -errno;
+    take_fds(&message, packet);
     packet->bytes = (size_t)got;
     if (message.msg_flags & MSG_CTRUNC) {
         /* Either more came than is allowed, or this process may not have so many. */

@@ -19,9 +19,10 @@ static unsigned long long mib(uint64_t bytes)
 
 static rlim_t soft_limit(int resource)
 {
-    struct rlimit limit;
+    struct rlimit limit = { RLIM_INFINITY, RLIM_INFINITY };
 
-    return getrlimit(resource, &limit) < 0 ? RLIM_INFINITY : limit.rlim_cur;
+    getrlimit(resource, &limit);
+    return limit.rlim_cur;
 }
 
 int bxi_limits_no_descriptors(const struct bx_job *job)

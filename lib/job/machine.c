@@ -18,12 +18,13 @@
 
 int bxi_machine_raise_limit(const struct bx_job *job)
 {
-    struct rlimit limit;
+    struct rlimit limit = { RLIM_INFINITY, RLIM_INFINITY };
     /* A worker that comes back has three more: those of the one before are kept. One of another host has its arena's, a
      * link, and two of UCX's. */
     rlim_t needed = (rlim_t)((job->options.rejoin ? 6 : bxi_has_launcher() ? 4 : 3) * job->world_size + 64);
 
-    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur >= needed + 64)
+    getrlimit(RLIMIT_NOFILE, &limit);
+    if (limit.rlim_cur >= needed + 64)
         return 0;
     if (limit.rlim_max < needed)
         return bx_fail(BX_E_DESCRIPTORS, "a job of %d workers needs %llu open files, the hard limit is "
@@ -40,8 +41,7 @@ void bxi_machine_publish(struct bxi_header *header)
     struct bxi_quota quota;
 
     /* Not the C library's function, whose set may be too small for the kernel. */
-    if (syscall(SYS_sched_getaffinity, 0, sizeof(set), set) < 0)
-        memset(set, 0, sizeof(set));
+    syscall(SYS_sched_getaffinity, 0, sizeof(set), set);
     for (size_t i = 0; i < sizeof(set) / sizeof(set[0]); i++)
         header->cpu_mask[i % BXI_CPU_WORDS] |= set[i];
     bxi_quota_read("", &quota);

@@ -96,7 +96,8 @@ static void unescape(char *text)
     for (const char *at = text; *at != '\0'; to++) {
         unsigned value;
 
-        if (*at == '\\' && strspn(at + 1, "01234567") >= 3 && sscanf(at + 1, "%3o", &value) == 1) {
+        if (*at == '\\' && strspn(at + 1, "01234567") >= 3) {
+            (void)sscanf(at + 1, "%3o", &value);
             *to = (char)value;
             at += 4;
         } else {
@@ -254,5 +255,5 @@ int bxi_quota_cpus(const struct bxi_quota *quotas, int count)
         sum += takes[i];
     }
     sum /= THOUSANDTHS;
-    return sum == 0 ? 1 : sum < INT_MAX ? (int)sum : INT_MAX;
+    return sum == 0 ? 1 : (int)sum;         /* BXI_WORLD_MAX times UINT32_MAX fits, in CPUs */
 }

@@ -64,7 +64,7 @@ int bxi_spawn_ended(const struct bx_job *job, int rank)
         /* [board.first] acquire, pairs with the release in publish_end: is_set is there. */
         rank = (int)bxi_load_acquire(&board->first) - 1;
     /* [board.end] acquire, pairs with the release in publish_end: the text is read after it. */
-    if (rank < 0 || rank >= BXI_WORLD_MAX || bxi_load_acquire(&board->end[rank].is_set) == 0)
+    if (rank < 0 || bxi_load_acquire(&board->end[rank].is_set) == 0)
         return 0;
     return bx_fail(BX_E_WORKER_FAILED, self.again ? "%s: job '%s' ends" : "%s before job '%s' had started",
                    board->end[rank].text, job->job_name);

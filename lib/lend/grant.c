@@ -491,7 +491,6 @@ int bxi_grant_enter(struct bx_job *job, struct bxi_lend_peer *peer, struct bxi_g
     head->slot = index;
     head->generation = slot->generation;
     grant->holds = NULL;
-    grant->granted = true;
     return index;
 }
 
@@ -511,12 +510,9 @@ void bxi_grant_undo(struct bx_job *job, struct bxi_lend_peer *peer, struct bxi_g
     const struct bxi_lease_head *head = (const struct bxi_lease_head *)(const void *)grant->body;
     struct ended ended = { .count = 0 };
 
-    if (!grant->granted)
-        return;
     peer->grants.slots[head->slot].generation--;
     end_lease(job, peer, (uint16_t)head->slot, &ended);
     grant->holds = ended.first;
-    grant->granted = false;
 }
 
 void bxi_grant_drop(struct bxi_grant *grant)

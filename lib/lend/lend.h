@@ -188,10 +188,9 @@ struct bxi_holds {
 struct bxi_grant {
     unsigned char *body;            /* malloc'ed: the frame's body; begins with the lease head */
     size_t body_bytes;
-    struct bxi_holds *holds;
+    struct bxi_holds *holds;        /* NULL: it is entered, and they belong to the peer's grants */
     struct bxi_storage **table;     /* after the holds: hash table of them, to hold each once */
     size_t table_mask;
-    bool granted;                   /* entered: the holds belong to the peer's grants */
     uint64_t bytes;                 /* of the blocks held */
     uint64_t tensor_bytes;          /* of the tensors */
     struct bxi_lend_peer *peer;     /* the borrower */

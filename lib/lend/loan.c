@@ -179,7 +179,7 @@ static int take_passed(struct bxi_loan *loan, const struct bxi_tensor_head *head
     int rank = (int)(head->owner & BXI_RANK_MASK);
 
     /* Of device memory: its own in place, this worker's only staged. */
-    if (rank >= job->world_size || rank == lender->rank || lender->rank == job->rank ||
+    if (rank >= job->world_size || rank == lender->rank ||
         (head->device != BX_CPU && (rank == job->rank) != ((head->flags & BXI_STAGED) != 0)))
         return BX_E_CORRUPT;
     if (rank == job->rank)

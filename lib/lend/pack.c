@@ -200,7 +200,7 @@ static int make_room(struct bx_job *job, struct bxi_grant *grant, size_t packed_
     struct bx_tensor *block = NULL;
     int rc = bxi_tensor_for_bytes(job, packed_bytes, &block);
 
-    if (rc < 0 || block == NULL)
+    if (rc < 0)
         return rc;
     hold(grant, block->storage);
     head->packed_offset = (uint64_t)(block->data - bxi_arena_base(job->lend->arena));

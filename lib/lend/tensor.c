@@ -205,8 +205,7 @@ static int fail_space(struct bx_job *job, struct bxi_arena *arena, int rc, const
     loan_bytes = job->lend->loan_bytes;
     bxi_unlock(&job->run->lock);
     bxi_arena_read(arena, &stats);
-    if (statvfs("/dev/shm", &shm) < 0)
-        memset(&shm, 0, sizeof shm);
+    statvfs("/dev/shm", &shm);
 
     double shm_free = mib((uint64_t)shm.f_bavail * shm.f_frsize);
     double shm_all = mib((uint64_t)shm.f_blocks * shm.f_frsize);

@@ -63,7 +63,7 @@ static int check_view(const struct bx_tensor *tensor, int dim, struct bx_tensor 
 int bx_tensor_slice(struct bx_tensor *tensor, int dim, int64_t start, int64_t end, int64_t step,
                     struct bx_tensor **view)
 {
-    int64_t shape[BX_DIMS_MAX], strides[BX_DIMS_MAX], stride;
+    int64_t shape[BX_DIMS_MAX], strides[BX_DIMS_MAX];
     int rc = check_view(tensor, dim, view);
 
     if (rc < 0)
@@ -77,8 +77,8 @@ int bx_tensor_slice(struct bx_tensor *tensor, int dim, int64_t start, int64_t en
     memcpy(strides, tensor->strides, sizeof strides);
     shape[dim] = (end - start) / step + ((end - start) % step != 0);
     /* The stride of a dimension of extent 1 or 0 is not used and may stay as it is. */
-    if (shape[dim] > 1 && !__builtin_mul_overflow(strides[dim], step, &stride))
-        strides[dim] = stride;
+    if (shape[dim] > 1)             /* so the step is less than the extent, and the product less than the reach */
+        strides[dim] *= step;
 
     bool empty = shape[dim] == 0 || tensor->elements == 0;
 

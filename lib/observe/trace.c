@@ -115,7 +115,7 @@ void bxi_trace_mark(struct bx_job *job, const struct bxi_mark *mark)
 
     if (bxi_job_is_forked(job))
         return;
-    noted.end_ns = noted.end_ns != 0 ? noted.end_ns : bxi_now_ns();
+    noted.end_ns = bxi_now_ns();
     is_new = self.serial != job->serial;
     if (is_new) {
         self.serial = job->serial;

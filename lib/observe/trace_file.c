@@ -128,20 +128,17 @@ static int lock_file(int fd, int tries)
 
 static int open_file(const char *path, int flags)
 {
-    struct stat status;
+    struct stat status = { 0 };
     /* O_NOFOLLOW: in a directory that others may write to, a link would choose what is truncated. */
-    int fd = open(path, flags | O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW, 0666), rc = 0;
+    int fd = open(path, flags | O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW, 0666);
 
     if (fd < 0)
         return -errno;
-    if (fstat(fd, &status) < 0)
-        rc = -errno;
-    else if (!S_ISREG(status.st_mode))
-        rc = -EINVAL;
-    if (rc == 0)
+    fstat(fd, &status);
+    if (S_ISREG(status.st_mode))
         return fd;
     close(fd);
-    return rc;
+    return -EINVAL;
 }
 
 int bxi_trace_file_begin(const char *path, uint64_t instance, const char *first_event)
@@ -179,16 +176,15 @@ int bxi_trace_file_open(const char *path, uint64_t instance)
 
 int bxi_trace_file_append(const struct bxi_trace_file *file, char *events, size_t bytes)
 {
-    struct stat status;
+    struct stat status = { 0 };
     off_t end;
     int rc;
 
     if ((rc = lock_file(file->fd, 1)) < 0)
         return rc;
+    fstat(file->fd, &status);
     if (!is_ours(file->fd, file->instance))
         rc = -ESTALE;
-    else if (fstat(file->fd, &status) < 0)
-        rc = -errno;
     else if ((end = find_end(file->fd, status.st_size)) < 0)
         rc = (int)end;
     else

@@ -302,14 +302,13 @@ char *bxi_trace_put_mark(char *at, const struct bx_job *job, const struct bxi_tr
         return put_own(at, line);
     case BXI_MARK_THREAD:
         return put_text(put_name(put_text(put_metadata(at, &line, "thread_name"), "\"name\":\""), mark->name), "\"}}");
-    case BXI_MARK_LEFT_OUT:
+    default:                        /* BXI_MARK_LEFT_OUT */
         line.phase = 'i';
         line.category = "trace";
         line.what = "from here on events are left out";
         at = put_text(begin_line(at, &line), ",\"s\":\"p\",\"args\":{\"left_out\":");
         return put_text(put_number(at, mark->amount), "}}");
     }
-    return at;
 }
 
 char *bxi_trace_put_worker(char *at, const struct bx_job *job)

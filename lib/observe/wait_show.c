@@ -51,7 +51,7 @@ void bxi_wait_show(struct bx_job *job, struct bxi_wait_shown *shown)
     struct bxi_wait_row *row;
     int index;
 
-    if (shown->row != 0 || job->control == NULL || (index = take_row(job)) < 0)
+    if (shown->row != 0 || (index = take_row(job)) < 0)
         return;
     shown->row = (uint8_t)(index + 1);
     row = &bxi_tables(job->control)->wait[index];

@@ -58,11 +58,9 @@ char *bxi_peer_text(const struct bx_job *job, const struct bxi_peer *peer, int c
     case BX_E_CORRUPT:
         return bxi_text("worker '%s' (rank %d) was cut off: its shared memory holds nonsense or was "
                         "truncated", peer->name, peer->rank);
-    case BX_E_REFUSED:
+    default:                        /* BX_E_REFUSED */
         return bxi_text("worker '%s' (rank %d) could not open its ring for the reply: %s", peer->name,
                         peer->rank, bx_strerror(refused_errno(job, peer)));
-    default:
-        return bxi_text("worker '%s' (rank %d): %s", peer->name, peer->rank, bx_strerror(code));
     }
 }
 

@@ -54,10 +54,9 @@ static bool take(struct bx_job *job, struct bxi_waiting *waiting, struct bx_futu
     case BXI_WAITS_FOR_FUTURE:
         *future = take_future(waiting);
         return false;
-    case BXI_WAITS_NO_MORE:
-        break;
+    default:                        /* BXI_WAITS_NO_MORE */
+        return false;
     }
-    return false;
 }
 
 void bxi_waiting_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code)

@@ -288,7 +288,7 @@ bool bxi_kinds_allow(struct bx_reader *reader, enum bxi_value_kind kind, size_t 
 
         if (value.begin >= reader->pos + bytes)
             break;
-        if (value.end > reader->pos && !allows(&value, kind, reader->pos, reader->pos + bytes))
+        if (!allows(&value, kind, reader->pos, reader->pos + bytes))
             return refuse(reader, i, &value, kind);
     }
     return true;

@@ -45,7 +45,6 @@ static bool enlist(struct bx_job *job, struct bxi_made *made)
     bxi_lock(&job->rpc->future_lock);
     may = !job->rpc->futures_end;
     if (may) {
-        made->listed = true;
         made->next = job->rpc->futures;
         if (made->next != NULL)
             made->next->prev = made;
@@ -59,15 +58,12 @@ static bool enlist(struct bx_job *job, struct bxi_made *made)
 static void delist(struct bx_job *job, struct bxi_made *made)
 {
     bxi_lock(&job->rpc->future_lock);
-    if (made->listed) {
-        made->listed = false;
-        if (made->prev != NULL)
-            made->prev->next = made->next;
-        else
-            job->rpc->futures = made->next;
-        if (made->next != NULL)
-            made->next->prev = made->prev;
-    }
+    if (made->prev != NULL)
+        made->prev->next = made->next;
+    else
+        job->rpc->futures = made->next;
+    if (made->next != NULL)
+        made->next->prev = made->prev;
     bxi_unlock(&job->rpc->future_lock);
 }
 

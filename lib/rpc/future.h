@@ -30,8 +30,7 @@ struct bxi_callback {
 struct bxi_made {               /* a future that is no call: of bx_future_create, then, chain, all and any */
     struct bx_future future;    /* first */
     bxi_a32 claimed;            /* 1 once a thread completes it */
-    bool listed;                /* future_lock, these three */
-    struct bxi_made *next, *prev;
+    struct bxi_made *next, *prev;   /* future_lock; of a job, until it is done */
     struct bxi_gather *gather;  /* of chain, all and any, one reference; else NULL */
 };
 static inline struct bxi_made *bxi_made_of(struct bx_future *future)      /* that is no call */

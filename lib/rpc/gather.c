@@ -406,7 +406,7 @@ static struct bxi_gather *create(struct bx_future *child, size_t count, enum kin
         [OF_ALL] = run_all, [OF_ANY] = run_any, [OF_CHAIN] = run_first };
     struct bxi_gather *gather = NULL;
 
-    if (count < UINT32_MAX / 2 && count < (SIZE_MAX - sizeof *gather) / sizeof gather->hook[0])
+    if (count < UINT32_MAX / 2)
         gather = calloc(1, sizeof *gather + count * sizeof gather->hook[0]);
     if (gather == NULL)
         return NULL;

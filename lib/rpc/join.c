@@ -45,11 +45,12 @@
 /* A pidfd; or what a worker gives that gets none: a pipe, for reading (job/machine.c). */
 static bool is_end_of_process(int fd)
 {
-    struct stat status;
+    struct stat status = { 0 };
 
     if (syscall(SYS_pidfd_send_signal, fd, 0, NULL, 0) == 0 || errno != EBADF)
         return true;
-    return fstat(fd, &status) == 0 && S_ISFIFO(status.st_mode) && (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY;
+    fstat(fd, &status);
+    return S_ISFIFO(status.st_mode) && (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY;
 }
 
 static int check_fds(const int *fds)
@@ -334,24 +335,20 @@ void bxi_join_take(const struct bxi_role *role, struct bx_job *job)
 {
     struct bxi_joins *joins = &job->rpc->joins;
     struct bxi_peer *peer, *former;
-    bool is_free = false;
 
     bxi_lock(&job->run->lock);
     peer = joins->peer;
     former = peer != NULL ? job->rpc->peers[peer->rank] : NULL;
     bxi_unlock(&job->run->lock);
-    if (former != NULL) {
-        is_free = bxi_load_relaxed(&former->ended) != 0 && !bxi_join_waits(job, former->rank);
-        if (is_free)
-            bxi_returns_orphan(former->lend);       /* without the lock, which is taken inside its own */
-    }
+    /* It has ended, and nobody else joins the rank: the door has seen that, and its thread alone attaches. */
+    if (former != NULL)
+        bxi_returns_orphan(former->lend);           /* without the lock, which is taken inside its own */
     bxi_lock(&job->run->lock);
     if (former != NULL && joins->peer == peer) {    /* else bxi_joins_stop came between */
         joins->peer = NULL;
         /* Those that are there when the shutdown begins leave together, and no more. Relaxed: it leaves STARTED under
          * the lock. */
-        joins->rc = bxi_load_relaxed(&job->phase) != BXI_STARTED ? BX_E_SHUTDOWN
-                    : is_free ? let_join(job, peer) : BX_E_RANK_TAKEN;
+        joins->rc = bxi_load_relaxed(&job->phase) != BXI_STARTED ? BX_E_SHUTDOWN : let_join(job, peer);
         wake_door(joins);
     }
     bxi_unlock(&job->run->lock);

@@ -70,8 +70,8 @@ static bool is_before(const struct bx_job *job, int rank, const struct bxi_pin *
 
     if (pin->end_pos != BX_FOREVER)
         return pin->end_pos <= pos;
-    return index < peer->slot_count && peer->slots[index].state != BXI_SLOT_FREE &&
-           peer->slots[index].generation == pin->call >> 16 && peer->slots[index].end_pos <= pos;
+    /* Slots are never removed, and one that is free has another generation. */
+    return peer->slots[index].generation == pin->call >> 16 && peer->slots[index].end_pos <= pos;
 }
 
 /* One that lives may hold some, and was not asked for. */

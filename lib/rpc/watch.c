@@ -79,7 +79,7 @@ int bxi_read_ring(const struct bxi_role *role, struct bx_job *job, struct bxi_pe
     }
     bxi_packed_end(job);
     /* Relaxed: set by the handler of SIGBUS, mostly in this very thread. */
-    if (handled == 0 && peer->in_open &&
+    if (handled == 0 &&
         (bxi_load_relaxed(&peer->view.truncated) != 0 ||
          (peer->lend->arena != NULL && bxi_load_relaxed(&peer->lend->arena->truncated) != 0)))
         bxi_peer_close(role, job, peer, BXI_PEER_CORRUPT);
@@ -99,18 +99,15 @@ static void open_in(struct bx_job *job, struct bxi_peer *peer, const void *base,
 
 static void close_in(struct bx_job *job, struct bxi_peer *peer)
 {
-    uint32_t count = bxi_load_relaxed(&job->rpc->in_count);
+    uint32_t count = bxi_load_relaxed(&job->rpc->in_count), at = 0;
 
     if (!peer->in_open)
         return;
     peer->in_open = false;
-    for (uint32_t i = 0; i < count; i++) {
-        if (job->rpc->in_peers[i] == peer) {
-            job->rpc->in_peers[i] = job->rpc->in_peers[count - 1];
-            bxi_store_relaxed(&job->rpc->in_count, count - 1);
-            return;
-        }
-    }
+    while (job->rpc->in_peers[at] != peer)
+        at++;
+    job->rpc->in_peers[at] = job->rpc->in_peers[count - 1];
+    bxi_store_relaxed(&job->rpc->in_count, count - 1);
 }
 
 /* ---- the end of a peer ------------------------------------------------------------------------- */
@@ -153,7 +150,7 @@ static void count_gone(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_
         bxi_add_seq_cst(&job->rpc->deaths, 1);
     }
     /* Lost before leavers: serve_ready must not take this one for a worker that leaves. */
-    if (state_word < BXI_LEAVING && state != BXI_PEER_LEFT)
+    if (state_word < BXI_LEAVING)
         bxi_add_seq_cst(&job->rpc->lost, 1);
     /* Sequentially consistent, all: the load of `waiting` in bxi_wake is not made before them, so either a waiter that
      * counts itself sees them, or it is woken. */
@@ -193,7 +190,7 @@ void bxi_peer_close(const struct bxi_role *role, struct bx_job *job, struct bxi_
     if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
         return;
     bxi_joins_tell(role, job);          /* the program hears that it is back before it hears that it died */
-    if (state != BXI_PEER_CORRUPT && !peer->draining) {
+    if (state != BXI_PEER_CORRUPT) {
         drain(role, job, peer);
         if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
             return;                 /* its last frames were nonsense */
@@ -271,7 +268,7 @@ static void look_state(const struct bxi_role *role, struct bx_job *job, struct b
 
     if (state == before)
         return;
-    if (state < before || state < BXI_STARTING || state > BXI_LEFT) {
+    if (state < before || state > BXI_LEFT) {
         bxi_peer_close(role, job, peer, BXI_PEER_CORRUPT);
         return;
     }

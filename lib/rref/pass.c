@@ -174,7 +174,7 @@ static bool is_gone(const struct bx_job *job, uint64_t id)
 
 bool bxi_rref_is_forged(const struct bx_job *job, int from, uint64_t id)
 {
-    return from != job->rank && bxi_rref_is_made_by(job, from, id) && bxi_rref_is_ours(job, id) &&
+    return from != job->rank && bxi_rref_is_made_by(job, from, id) &&
            (id & BXI_RREF_COUNT_MASK) > job->rrefs->seen[from];
 }
 

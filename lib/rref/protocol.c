@@ -338,8 +338,6 @@ int bxi_rref_arrived(struct bx_job *job, int from, const struct bxi_rref_frame *
     struct bx_rref *rref = NULL;
     int rc;
 
-    if (from == job->rank)
-        return BX_E_CORRUPT;
     bxi_lock(&job->run->lock);
     if (frame->op < BXI_RREF_ASK && !bxi_rref_is_id(job, frame->id)) {
         bxi_unlock(&job->run->lock);

@@ -170,7 +170,6 @@ struct bx_rref {
     _Atomic(struct bx_job *) job;   /* NULL once the job is gone */
     uint64_t id;                    /* written before it is in the table */
     struct bx_rref *next;           /* lock, all below: in the table */
-    bool in_table;
     bool is_making;                 /* the owner: the request that makes it has come */
     int code;                       /* FAILED */
     char *text;

@@ -50,7 +50,7 @@ static struct bxi_object_row *take_row(struct bx_job *job)
 
 void bxi_rref_show(struct bx_job *job, struct bx_rref *rref)
 {
-    if (!bxi_rref_is_ours(job, rref->id) || job->control == NULL)
+    if (!bxi_rref_is_ours(job, rref->id))
         return;
     rref->row = take_row(job);
     if (rref->row == NULL) {
@@ -71,7 +71,7 @@ void bxi_rref_hide(struct bx_job *job, struct bx_rref *rref)
 {
     const struct bxi_object_row *rows;
 
-    if (!bxi_rref_is_ours(job, rref->id) || job->control == NULL)
+    if (!bxi_rref_is_ours(job, rref->id))
         return;
     if (rref->row == NULL) {
         bxi_count(&bxi_tables(job->control)->objects_unshown, (uint64_t)-1);

@@ -86,7 +86,6 @@ int bxi_rref_insert(struct bx_job *job, struct bx_rref *rref)
     chain = &rrefs->table[chain_of(rref->id, rrefs->table_size)];
     rref->next = *chain;
     *chain = rref;
-    rref->in_table = true;
     rrefs->count++;
     bxi_rref_show(job, rref);
     return 0;
@@ -107,7 +106,6 @@ static void take_out(struct bx_job *job, struct bx_rref *rref)
     while (*link != rref)
         link = &(*link)->next;
     *link = rref->next;
-    rref->in_table = false;
     rrefs->count--;
     bxi_rref_hide(job, rref);
 }
@@ -155,7 +153,7 @@ static void log_said(const struct bx_job *job, struct bxi_rref_after *after)
 void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after)
 {
     log_said(job, after);
-    if (after->sent && job != NULL)
+    if (after->sent)
         job->rrefs->ops->flush(job);
     while (after->destroy != NULL) {
         struct bxi_object *object = after->destroy;
@@ -171,7 +169,7 @@ void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after)
         free(object);
     }
     after->sent = false;
-    if (after->take_back && job != NULL)
+    if (after->take_back)
         job->rrefs->ops->take_back(job);
     after->take_back = false;
 }
@@ -180,7 +178,7 @@ void bxi_rref_send(struct bx_job *job, int rank, const struct bxi_rref_frame *fr
 {
     int rc;
 
-    if (job->rrefs->ended || rank == job->rank || !job->rrefs->ops->is_alive(job, rank))
+    if (job->rrefs->ended || !job->rrefs->ops->is_alive(job, rank))
         return;
     rc = job->rrefs->ops->send(job, rank, frame);
     after->sent = true;
@@ -216,8 +214,7 @@ void bxi_rref_settle(struct bx_job *job, struct bx_rref *rref, struct bxi_rref_a
         bxi_rref_send(job, bxi_rref_id_owner(rref->id),
                       &(struct bxi_rref_frame){ .op = BXI_RREF_LEAVE, .id = rref->id, .value = (int32_t)rref->counted },
                       after);
-    if (rref->in_table)
-        take_out(job, rref);
+    take_out(job, rref);
     if (rref->object != NULL)
         bxi_counter_add(job, BXI_C_rrefs_destroyed, 1);
     if (rref->unmade && bxi_load_relaxed(&rref->heard) == 0)        /* relaxed: the last reference was dropped */

@@ -281,6 +281,15 @@ static void *ask_without_memory(void *unused)
     memory_fails_in = 1;
     cr_expect_str_eq(bx_error_name(-EINVAL), "unknown");
     memory_fails_in = 1;
+    cr_expect_eq(bx_fail(-EIO, "a sentence"), -EIO);
+    cr_expect_eq(bx_error_code(), -ENOMEM);
+    bxi_error_enter();
+    memory_fails_in = 1;
+    cr_expect_eq(bx_fail(-EIO, "a sentence"), -EIO);
+    cr_expect_eq(bx_error_code(), -ENOMEM);
+    bxi_error_leave();
+    cr_expect_eq(bx_error_code(), 0);       /* there was no memory to save the outer one */
+    memory_fails_in = 1;
     cr_expect_eq(bx_error_register(BX_E_APPLICATION(700), "NAME", "text"), -ENOMEM);
     cr_expect_eq(bx_error_code(), -ENOMEM);
     bxi_error_enter();

@@ -5,6 +5,7 @@
  * what they have executed would not be counted. gcov's own fork sets the child's counts to 0 behind the handlers of
  * pthread_atfork.
  */
+#include <signal.h>
 #include <unistd.h>
 
 void __gcov_dump(void);
@@ -12,9 +13,30 @@ void __gcov_reset(void);
 _Noreturn void __real__exit(int status);
 _Noreturn void __wrap__exit(int status);
 
+/* A handler that raises its signal writes counts, which takes gcov's mutex and memory. It must not come while this
+ * thread has the mutex, or has malloc's, as a child has until fork returns: it would wait for ever, and every process
+ * that counts for the file that it has locked. */
+static sigset_t block_signals(void)
+{
+    sigset_t all, before;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    return before;
+}
+
+static void write_counts(void)
+{
+    sigset_t before = block_signals();
+
+    __gcov_dump();
+    __gcov_reset();
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
 void __wrap__exit(int status)
 {
-    __gcov_dump();
+    write_counts();
     __real__exit(status);
 }
 
@@ -23,8 +45,11 @@ pid_t __wrap___gcov_fork(void);
 pid_t __wrap___gcov_fork(void)
 {
     pid_t (*volatile real_fork)(void) = fork;       /* a plain call would be gcov's */
+    sigset_t before = block_signals();
+    pid_t pid = real_fork();
 
-    return real_fork();
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return pid;
 }
 
 int __real_raise(int signal_number);
@@ -34,7 +59,6 @@ int __wrap_raise(int signal_number);
  * of its next jobs, goes on. */
 int __wrap_raise(int signal_number)
 {
-    __gcov_dump();
-    __gcov_reset();
+    write_counts();
     return __real_raise(signal_number);
 }

@@ -227,6 +227,10 @@ Test(quota, nothing_to_read_is_no_limit)
     expect_limits(NULL, 0, NULL, 0);
     put("/sys/fs/cgroup/a/cpu.stat", "");
     expect_limits(NULL, 0, NULL, 0);
+    put_proc("4:cpu:/a\n", "34 32 0:29 / /sys/fs/cgroup rw - cgroup cgroup rw,cpu\n");
+    expect_limits(NULL, 0, NULL, 0);
+    put("/sys/fs/cgroup/a/cpu.cfs_period_us", "100000\n");
+    expect_limits(NULL, 0, NULL, 0);
 }
 
 Test(quota, a_file_that_says_nonsense_is_no_limit)

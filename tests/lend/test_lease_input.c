@@ -340,6 +340,10 @@ CUTS_OFF(back_from_behind_the_block,
 CUTS_OFF(back_and_longer,
          pass_back(forgery);
          forgery->dims[0] = 1000)
+CUTS_OFF(owner_of_what_is_not_passed, forgery->tensor.owner = 2)
+CUTS_OFF(passed_by_a_process_that_is_not_yet,
+         forgery->tensor.flags = BXI_PASSED;
+         forgery->tensor.owner = 2 | 1 << BXI_RANK_BITS)
 CUTS_OFF_BOTH(dtype_zero, forgery->tensor.dtype = 0)
 CUTS_OFF(dtype_beyond_the_last, forgery->tensor.dtype = BX_C128 + 1)
 CUTS_OFF(device_zero, forgery->tensor.device = 0)

@@ -366,6 +366,10 @@ Test(tensor, selects_an_index_and_drops_the_dimension)
     cr_expect_eq(bx_tensor_select(tensor, 0, -1, &none), -EINVAL);
     cr_expect_eq(bx_tensor_select(tensor, 2, 0, &none), -EINVAL);
     cr_expect_eq(bx_tensor_select(scalar, 0, 0, &none), -EINVAL);
+    tensor = made(bx_tensor_create(NULL, BX_F32, 2, DIMS(0, 9), place()));
+    view = made(bx_tensor_select(tensor, 1, 8, place()));
+    has_shape(view, 1, DIMS(0));
+    cr_expect_eq(bx_tensor_data(view), bx_tensor_data(tensor));
     cr_expect_null(none);
 }
 

@@ -602,9 +602,9 @@ Test(trace, puts_the_jobs_name_into_the_name_of_the_file)
 {
     char pattern[sizeof trace_path + 16];
 
-    snprintf(pattern, sizeof pattern, "/tmp/boxcar-%%j-%ld.json", (long)getpid());
+    snprintf(pattern, sizeof pattern, "/tmp/boxcar-%%j-%%-%ld.json", (long)getpid());
     setenv("BX_TRACE", pattern, 1);
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_five_times } });
-    snprintf(trace_path, sizeof trace_path, "/tmp/boxcar-%s-%ld.json", harness_job_name(), (long)getpid());
+    snprintf(trace_path, sizeof trace_path, "/tmp/boxcar-%s-%%-%ld.json", harness_job_name(), (long)getpid());
     json_free(trace_read(trace_path, 2));
 }

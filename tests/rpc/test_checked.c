@@ -40,6 +40,7 @@ Test(checked, messages_read_back_every_kind)
         cr_expect_eq(reader.error, 0, "%s", bx_error_text());
         cr_expect_eq(bx_reader_left(&reader), 0);
         cr_expect_eq(reader.pos, bx_msg_bytes(msg));
+        cr_expect_eq(bx_read_f32s(&reader, NULL, 0), 0);
         bx_read_i32(&reader);
         cr_expect_eq(reader.error, BX_E_SHORT_MESSAGE);
         bx_msg_clear(msg);

@@ -91,6 +91,13 @@ HARNESS_TEST(engine, keeps_the_bytes_of_a_large_reply_that_is_added_to, 60, .siz
         HARNESS_EQ(bytes[i], 'x');
     HARNESS_EQ(bytes[100000], 'y');
     HARNESS_EQ(bytes[100001], 'z');
+    bx_msg_destroy(reply);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "large", args, NULL, &reply), 0);
+    bx_msg_clear(reply);
+    HARNESS_EQ(bx_loans_wait(job, -1, 0, 0), 0);            /* worker1 has its block again */
+    HARNESS_EQ(bx_msg_put_i64(reply, 5), 0);
+    HARNESS_EQ(bx_msg_bytes(reply), 8);
+    HARNESS_EQ(*(const int64_t *)bx_msg_data(reply), 5);
 }
 
 /* ---- Slots and timers --------------------------------------------------------------------------- */

@@ -192,6 +192,7 @@ Test(names, of_functions_are_checked_when_registered)
     cr_assert_eq(bx_job_create(&options, &job), 0);
     cr_expect_eq(bx_register(job, "", BX_INLINE, answer, NULL), -EINVAL);
     cr_expect_eq(bx_register(job, LONGEST "5", BX_INLINE, answer, NULL), -EINVAL);
+    cr_expect_eq(bx_register(job, "add", (enum bx_kind)0, answer, NULL), -EINVAL);
     cr_expect_eq(bx_register(job, "add", (enum bx_kind)4, answer, NULL), -EINVAL);
     cr_expect_eq(bx_register(job, LONGEST, BX_INLINE, answer, NULL), 0);
     cr_expect_eq(bx_register(job, LONGEST, BX_BLOCKING, answer, NULL), -EEXIST);

@@ -53,7 +53,7 @@ HARNESS_HANDLER(count)
     return 0;
 }
 
-/* Two texts, an integer, a tensor and a reference. */
+/* Two texts and an integer between them, a tensor and a reference. */
 HARNESS_HANDLER(give)
 {
     static const struct bx_type type = { .name = "given" };
@@ -61,7 +61,7 @@ HARNESS_HANDLER(give)
     int rc = bx_tensor_create(bx_request_job(request), BX_U8, 1, (const int64_t[]){ 3 }, &tensor);
 
     if (rc == 0)
-        rc = bx_msg_put(reply, "ssiT", "first", "second", 7, tensor);
+        rc = bx_msg_put(reply, "sisT", "first", 7, "second", tensor);
     return rc < 0 ? rc : bx_msg_put_object(bx_request_job(request), reply, &type, NULL);
 }
 
@@ -140,7 +140,7 @@ HARNESS_TEST(values, of_a_reply_are_the_callers, 20, .size = 2, .setup = setup)
     struct bx_tensor *tensor = NULL;
     struct bx_rref *rref = NULL;
 
-    HARNESS_EQ(bx_call(job, bx_rank(1), "give", ">ssiTR", &first, &second, &number, &tensor, &rref), 0);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "give", ">sisTR", &first, &number, &second, &tensor, &rref), 0);
     HARNESS_CHECK(strcmp(first, "first") == 0 && strcmp(second, "second") == 0);
     HARNESS_EQ(number, 7);
     HARNESS_EQ(bx_tensor_elements(tensor), 3);
@@ -225,7 +225,7 @@ HARNESS_TEST(values, that_do_not_fit_their_letters_are_refused_before_anything_i
     REFUSE("has more than 16 letters", "iiiiiiiiiiiiiiiii", 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1);
     REFUSE("has 16 letters, and there are more", "iiiiiiiiiiiiiiii", 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1);
     HARNESS_EQ(harness_load(RUNS), 0);
-    HARNESS_EQ(bx_call(job, bx_rank(1), "count", "bs", bx_bytes(NULL, 0), ""), 0);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "count", "bs>b", bx_bytes(NULL, 0), "", bx_into(NULL, 0)), 0);
     HARNESS_EQ(harness_load(RUNS), 1);
 }
 
@@ -238,6 +238,7 @@ HARNESS_TEST(values, are_put_and_read_all_or_not_at_all, 20, .size = 2, .setup =
     HARNESS_EQ(bx_msg_put_typed(msg, BXI_KINDS("i>i", 1, 2), "i>i", 1, 2), -EINVAL);
     HARNESS_EQ(bx_msg_bytes(msg), 0);
     HARNESS_EQ(bx_msg_put_i64(msg, 1), -EINVAL);
+    HARNESS_EQ(bx_msg_put(msg, "i", 1), -EINVAL);
     bx_msg_clear(msg);
     HARNESS_EQ(bx_msg_put(msg, "i", 7), 0);
     reader = bx_msg_reader(msg);
@@ -246,6 +247,7 @@ HARNESS_TEST(values, are_put_and_read_all_or_not_at_all, 20, .size = 2, .setup =
     reader = bx_msg_reader(msg);
     HARNESS_EQ(bx_read_typed(&reader, BXI_KINDS("is", &a, &b), "is", &a, &b), -EINVAL);
     HARNESS_CHECK(a == 1 && reader.error == -EINVAL && bx_read_i64(&reader) == 0);
+    HARNESS_CHECK(bx_read(&reader, "i", &a) == -EINVAL && a == 1);
     reader = bx_msg_reader(msg);
     HARNESS_EQ(bx_msg_put(msg, "i", 8), 0);
     reader = bx_msg_reader(msg);
@@ -269,9 +271,9 @@ HARNESS_TEST(values, of_a_reply_that_does_not_fit_are_not_taken, 20, .size = 2, 
     HARNESS_EQ(bx_call(job, bx_rank(1), "add", "ii>iR", 1, 2, &a, &rref), BX_E_SHORT_MESSAGE);
     HARNESS_EQ(bx_call(job, bx_rank(1), "add", "ii>", 1, 2), BX_E_LONG_MESSAGE);
     HARNESS_HAS(bx_error_text(), "has more than \"ii>\" reads: 8 bytes, 0 tensors, 0 references");
-    HARNESS_EQ(bx_call(job, bx_rank(1), "give", ">ssi", &first, &second, &a), BX_E_LONG_MESSAGE);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "give", ">sis", &first, &a, &second), BX_E_LONG_MESSAGE);
     HARNESS_HAS(bx_error_text(), "0 bytes, 1 tensors, 1 references");
-    HARNESS_EQ(bx_call(job, bx_rank(1), "give", ">ssiT", &first, &second, &a, &tensor), BX_E_LONG_MESSAGE);
+    HARNESS_EQ(bx_call(job, bx_rank(1), "give", ">sisT", &first, &a, &second, &tensor), BX_E_LONG_MESSAGE);
     HARNESS_EQ(bx_call(job, bx_rank(1), "bytes", "s>b", "x", bx_into(bytes, 5)), BX_E_LONG_MESSAGE);
     HARNESS_EQ(bx_call(job, bx_rank(1), "bytes", "s>b", "x", bx_into(bytes, 7)), BX_E_SHORT_MESSAGE);
     HARNESS_EQ(bx_call(job, bx_rank(1), "bytes", "s>b", "x", bx_into(bytes, 6)), 0);
@@ -297,7 +299,7 @@ HARNESS_TEST(values, are_all_released_if_memory_is_out, 30, .size = 2, .setup = 
         int rc;
 
         memory_fails_in = n;
-        rc = bx_call(job, bx_rank(1), "give", "b>ssiTR", bx_bytes(large, sizeof large), &first, &second, &a, &tensor,
+        rc = bx_call(job, bx_rank(1), "give", "b>sisTR", bx_bytes(large, sizeof large), &first, &a, &second, &tensor,
                      &rref);
         left = memory_fails_in;
         memory_fails_in = 0;
@@ -329,6 +331,7 @@ HARNESS_TEST(values, calls_with_options_and_futures, 20, .size = 2, .setup = set
     harness_end(future, BX_E_TIMEOUT);
     HARNESS_EQ(bx_call_async(job, "worker1", "add", NULL, &future, "ii", 3, 4), 0);
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+    HARNESS_EQ(bx_future_index(future), -1);
     reader = bx_msg_reader(bx_future_value(future));
     HARNESS_EQ(bx_read(&reader, "i", &sum), 0);
     HARNESS_EQ(sum, 7);
@@ -354,6 +357,9 @@ HARNESS_TEST(values, calls_of_methods_in_one_line, 20, .size = 2, .setup = setup
     harness_end(future, 0);
     HARNESS_EQ(object, 21);
     HARNESS_EQ(bx_rref_call(rref, "add", "ii>i", 5, 6, &sum), BX_E_TYPE);
+    HARNESS_EQ(bx_rref_call_typed(rref, "add_to", NULL, BXI_KINDS("?"), "?"), -EINVAL);
+    HARNESS_EQ(bx_rref_call_async_typed(rref, "add_to", NULL, &future, BXI_KINDS("?"), "?"), -EINVAL);
+    HARNESS_EQ(object, 21);
 }
 
 /* ---- A thread that leaves inside of a call ------------------------------------------------------------ */

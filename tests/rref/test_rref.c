@@ -74,9 +74,14 @@ HARNESS_TEST(rref, by_remote_makes_an_object_in_another_worker, 60, .size = 2, .
 
 HARNESS_TEST(rref, by_remote_may_make_an_object_at_home, 60, .size = 2, .setup = setup)
 {
-    struct bx_rref *rref = remote(job, "worker0", "new_counter", 3);
+    OWN(msg) *args = harness_msg_i64(3);
+    OWN(tensor) *tensor = NULL;
+    struct bx_rref *rref = NULL;
     void *object = NULL;
 
+    HARNESS_EQ(bx_tensor_create(job, BX_U8, 1, (const int64_t[]){ 4 }, &tensor), 0);
+    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);         /* the arguments of this one are lent */
+    HARNESS_EQ(bx_remote(job, "worker0", "new_counter", args, NULL, &rref), 0);
     HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), 0);
     HARNESS_CHECK(bx_rref_is_owner(rref));
     HARNESS_EQ(bx_rref_local(rref, &counter_type, &object), 0);

@@ -123,6 +123,35 @@ static void gets_it_back(struct bx_job *job)
 HARNESS_WORLD(rref_leak, of_a_worker_that_destroys_its_job_at_once_is_none, 60, .size = 3, .setup = setup_noting,
               .body = { gets_it_back, leaves_without_shutdown, gets_it_back });
 
+static void count_free(void *context)
+{
+    (*(int *)context)++;
+}
+
+/* With own_loop nothing is read before the job ends: the message brings back its reference and its tensor. */
+HARNESS_TEST(rref_leak, is_none_of_a_message_to_oneself_that_is_not_read, 60, .size = 2, .setup = setup_noting,
+             .options = { .own_loop = true })
+{
+    static char data[4];
+    int freed = 0;
+    struct bx_rref *rref = own_counter(job, 1);
+    struct bx_msg *args = msg_of(rref);
+    struct bx_tensor *tensor = NULL;
+
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_tensor_wrap(data, BX_U8, 1, (const int64_t[]){ 4 }, NULL, count_free, &freed, &tensor), 0);
+    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker0", "keep", args, NULL), 0);
+    bx_tensor_release(tensor);
+    bx_rref_release(rref);
+    bx_msg_destroy(args);
+    HARNESS_EQ(alive(), 1);
+    bx_job_destroy(job);
+    HARNESS_EQ(alive(), 0);
+    HARNESS_EQ(freed, 1);
+    HARNESS_EQ(harness_load(WARNINGS), 0);
+}
+
 /* Calls on an object that is to come are still kept when the job is destroyed. */
 static void makes_slowly(struct bx_job *job)
 {

@@ -433,14 +433,14 @@ void *sim_call_some(void *argument)
 /* Calls until the job does not take calls any more: what it took runs. */
 static void *call_to_the_end(void *job)
 {
-    int to = sim_another(job), rc;
+    int to = sim_another(job), rc, calls = 0;
 
     sim_count(FLOODED, 1);
     while ((rc = bx_rpc_oneway(job, sim_names[to], "inline", NULL, NULL)) == 0) {
         sim_count(SENT_TO_0 + to, 1);
-        if (sim_stopped_ns() == 0)
+        if (calls++ < 64 && sim_stopped_ns() == 0)
             sim_yield();
-        else                            /* or the two that run would be all that runs, for as long as the stop lasts */
+        else            /* or the two that run would be all that runs while one is stopped, or held until nobody can */
             nanosleep(&(struct timespec){ .tv_nsec = 100000000 }, NULL);
     }
     if (rc != BX_E_SHUTDOWN)

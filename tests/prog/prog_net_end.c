@@ -87,6 +87,8 @@ static void lost(struct caller *caller, int rc)
     caller->lost_ns = now_ns();
     EXPECT(rc == BX_E_PEER_DEAD, "%s at %d: %s: %s", caller->function, caller->to, bx_error_name(rc), bx_error_text());
     EXPECT(strstr(bx_error_text(), name) != NULL, "%s is not named: %s", name, bx_error_text());
+    EXPECT(!is_remote(caller->to) || strstr(bx_error_text(), host_of[caller->to]) != NULL, "nor its host: %s",
+           bx_error_text());
 }
 
 static void *call_until_lost(void *argument)

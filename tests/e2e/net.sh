@@ -11,6 +11,11 @@ set -u
 
 # ---- What workers do with one another ------------------------------------------------------------------
 
+latest_news()   # of a worker that was lost: a line
+{
+    cat "$dir"/out.* | grep -h '^news' | sort -k 5 -n | tail -n 1
+}
+
 check_death()   # check_death RANKS MS STATUSES NAME [gpu]: what is left of a host whose workers all died is not asked
 {
     run_job 4 "$net_end" ${5:-die} $1 $2
@@ -18,17 +23,27 @@ check_death()   # check_death RANKS MS STATUSES NAME [gpu]: what is left of a ho
         echo "$left" | grep -v "$BX_JOB\.$(host_of $host)"
     done; echo $1 | grep -q , || echo "$left")
     check "$4" test "$statuses $left" = "$3 "
-    echo "# $where: $(cat "$dir"/out.* | grep -h '^news' | sort -k 5 -n | tail -n 1)"
+    echo "# $where: $(latest_news)"
+}
+
+known_soon()    # a death, everywhere within 50 ms: the best of some, since a machine may be busy
+{
+    for try in 1 2 3 4 5; do
+        run_job 4 "$net_end" die 3 500
+        latest_news | awk '{ exit !(NF > 4 && $5 <= 50) }' && return
+    done
+    return 1
 }
 
 check_workers() # the tests that need no namespace; $where says whether there is one
 {
     run_job 4 "$net" pairs
     check "$where: all pairs of 2 hosts with 2 workers each" all_done
-    BX_NET_TIMEOUT_MS=500
-    export BX_NET_TIMEOUT_MS
     check_death 1 500 '0 137 0 0' "$where: a worker dies"
     check_death 0 500 '137 0 0 0' "$where: rank 0 dies"
+    check "$where: a death is known everywhere within 50 ms" known_soon
+    BX_NET_TIMEOUT_MS=500
+    export BX_NET_TIMEOUT_MS
     check_death 1,3 2000 '0 137 0 137' "$where: all workers of a host die"
     check_death 0,2 2000 '137 0 137 0' "$where: all workers of rank 0's host die"
     unset BX_NET_TIMEOUT_MS

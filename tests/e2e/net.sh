@@ -70,6 +70,10 @@ run_job 8 "$net" pairs
 check "loopback: all pairs of 4 hosts with 2 workers each" all_done
 run_job 132 "$net_meet" meet
 check "loopback: 132 workers on 4 hosts" all_done
+hosts=1
+run_job 129 "$net_meet" meet
+check 'loopback: 129 workers on one host are refused' prints 0 \
+    'cannot start: BX_E_WORLD_SIZE: a host has at most 128 workers of a job, and 129 of the 129'
 hosts=16
 needed=$(BX_JOB=few BX_RANK=0 BX_WORLD_SIZE=16 BX_ROOT=127.0.0.1:1 prlimit --nofile=30:30 "$net_meet" meet |
     sed 's/.* needs \([0-9]*\) open files.*/\1/')
@@ -404,6 +408,14 @@ check 'half a message on a connection to rank 0 holds nobody up' test $(($(date 
 end_own $pid_between
 unset BX_NET_TIMEOUT_MS
 
+# ---- Who comes back ----------------------------------------------------------------------------------------
+
+new_job 2
+begin_at 0 0 env BX_REJOIN=1 "$net_meet" meet
+finish
+check 'a worker of several hosts may not come back, and is told so' prints 0 \
+    'cannot start: -E(NOTSUP|OPNOTSUPP): options\.rejoin \(BX_REJOIN\) is not for jobs of several hosts'
+
 # ---- Who is not expected -----------------------------------------------------------------------------------
 
 new_job 2
@@ -488,6 +500,22 @@ export UCX_TLS=tcp
 check_workers
 unset UCX_TLS
 check_demo 2 rnn --epochs 2
+
+# What goes to the other host goes through the pair of devices, whatever UCX may choose: the namespaces share all that
+# UCX's other transports need.
+carried()   # bytes, by both ends
+{
+    for end in $first $second; do
+        ip netns exec $end cat /sys/class/net/$end/statistics/tx_bytes
+    done | awk '{ n += $1 } END { printf "%.0f", n }'
+}
+for tls in all ^sysv sm,posix,cma,self,tcp; do
+    before=$(carried)
+    UCX_TLS=$tls run_job 4 "$net" pairs
+    check "all pairs with UCX_TLS=$tls" all_done
+    sent=$(cat "$dir"/out.* | awk '/^sent / { n += $2 } END { printf "%.0f", n }')
+    check 'the network carries each byte' test "$sent" -gt 0 -a $(($(carried) - before)) -ge "$sent"
+done
 
 # A host that does not answer at all: nobody has its address, and no error comes back.
 new_job 2

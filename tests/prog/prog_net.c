@@ -494,6 +494,7 @@ static void check_nothing_is_left(void)
     EXPECT(counter("net_bytes") >= sent_bytes, "the network carried %llu bytes of %llu",
            (unsigned long long)counter("net_bytes"), (unsigned long long)sent_bytes);
     EXPECT(deaths == 0, "%d deaths", deaths);
+    printf("sent %llu bytes or more to other hosts\n", (unsigned long long)sent_bytes);
 }
 
 static int run_pairs(void)

@@ -8,8 +8,8 @@
  *     prog_net_meet two           is in two jobs at once, BX_JOB and BX_JOB-b, which begin one after the other
  *     prog_net_meet again         rank 0 sends rank 1 many messages that do not fit a frame, in places that are used
  *                                 again and again
- *     prog_net_meet first         nobody has called anybody: rank 0 floods rank 1 with one-way calls, and rank 3
- *                                 registers a function, which rank 2 finds
+ *     prog_net_meet first         nobody has called anybody: rank 0 sends rank 3 a large message, and floods rank 1
+ *                                 with one-way calls; rank 3 registers a function, which rank 2 finds
  */
 #include "prog_net.h"
 
@@ -53,6 +53,17 @@ static bool start_within(uint64_t timeout_ns)
         return true;
     bx_job_destroy(job);
     return false;
+}
+
+static void send_large(void)
+{
+    enum { BYTES = 5000000 };
+    unsigned char *data = malloc(BYTES);
+
+    for (size_t i = 0; i < BYTES; i++)
+        data[i] = (unsigned char)(i * 7 + i / 251);
+    check_answer(3, send_bytes(3, "mirror", data, BYTES), data, BYTES);
+    free(data);
 }
 
 static void flood(void)
@@ -140,6 +151,8 @@ int main(int argc, char **argv)
         if (again)
             send_again();
         if (first) {
+            if (rank == 0)
+                send_large();
             flood();
             find_late();
         }

@@ -122,6 +122,9 @@ int bx_tensor_copy(struct bx_job *job, const struct bx_tensor *tensor, struct bx
  * /dev/shm. A message that sends the copy copies it. 1: it has the owner's pages; 0: it is on the heap; codes as
  * bx_tensor_copy. */
 int bx_tensor_copy_on_write(struct bx_tensor *tensor, struct bx_tensor **copy);
+/* Whether any of so many bytes of such a copy, from an offset in bytes, may have been written: what has not been is as
+ * it is in the tensor. True of any other tensor. */
+bool bx_tensor_is_written(const struct bx_tensor *copy, size_t offset, size_t bytes);
 /* Copies element by element. Both have one dtype and shape, and any strides. -EINVAL; -EROFS: `to` is read-only. */
 int bx_tensor_copy_into(struct bx_tensor *to, const struct bx_tensor *from);
 

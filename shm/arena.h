@@ -34,6 +34,7 @@ struct bxi_arena_view {             /* a peer's, or the own one a second time; r
     unsigned char *private_base;    /* the arena mapped once more, copy on write; NULL: not yet */
     uint64_t *private_pages;        /* a bit for each page of it that is in use */
     uint64_t private_left;          /* how many more may be */
+    int pagemap;                    /* of this process, opened with that mapping; -1: refused */
 };
 
 struct bxi_arena_stats {
@@ -100,5 +101,7 @@ void bxi_arena_view_release(struct bxi_arena_view *view);
  * address left. */
 void *bxi_arena_view_private(struct bxi_arena_view *view, const void *memory, size_t bytes);
 void bxi_arena_view_forget(struct bxi_arena_view *view, const void *memory, size_t bytes);
+/* Whether a page of that memory in the private mapping may be the process's own. */
+bool bxi_arena_view_is_written(const struct bxi_arena_view *view, const void *memory, size_t bytes);
 
 #endif

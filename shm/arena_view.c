@@ -6,10 +6,11 @@
  *
  * The private mapping is for borrowers that write. The kernel copies a page when it is written first. The page then
  * stays this process's, whatever becomes of the file, so it is dropped (MADV_DONTNEED) before the memory is given back,
- * and no two users have a page at the same time. Blocks of 16 KiB and more have their pages for themselves, so only
- * small ones, and one that was lent twice, are refused. So is what would keep more than a part of the owner's memory
- * from it: a borrower may keep what it got for as long as it likes. A kill leaves nothing: all of it is memory of this
- * process.
+ * and no two users have a page at the same time. Pages that were only read are the file's, and stay mapped: to map them
+ * again for the next user, page fault by page fault, takes as long as to add up what is in them. Blocks of 16 KiB and
+ * more have their pages for themselves, so only small ones, and one that was lent twice, are refused. So is what would
+ * keep more than a part of the owner's memory from it: a borrower may keep what it got for as long as it likes. A kill
+ * leaves nothing: all of it is memory of this process.
  */
 #include "arena.h"
 
@@ -28,6 +29,10 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+/* Of an entry of /proc/self/pagemap: the page is in memory or swapped out; it is a file's. */
+#define ENTRY_IS_THERE (UINT64_C(3) << 62)
+#define ENTRY_IS_OF_FILE (UINT64_C(1) << 61)
+#define ENTRIES 512             /* read at a time: the pages of 2 MiB */
 #define KEPT_SHARE 4u           /* the part of the arena, or of /dev/shm if that is smaller, that one borrower keeps */
 
 /* What opens the file again, so that no descriptor is kept. */
@@ -96,6 +101,8 @@ void bxi_arena_view_release(struct bxi_arena_view *view)
     if (view->private_base != NULL) {
         bxi_guard_drop(view->private_base);
         munmap(view->private_base, view->bytes);
+        if (view->pagemap >= 0)
+            close(view->pagemap);
     }
     free(view->private_pages);
     free(view);
@@ -143,6 +150,7 @@ static bool map_private(struct bxi_arena_view *view)
     if (view->private_pages != NULL && base != MAP_FAILED &&
         bxi_guard_add(base, view->bytes, true, &view->truncated) == 0) {
         view->private_base = base;
+        view->pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
         return true;
     }
     if (base != MAP_FAILED)
@@ -207,13 +215,33 @@ void *bxi_arena_view_private(struct bxi_arena_view *view, const void *memory, si
     return is_free ? view->private_base + ((const unsigned char *)memory - view->base) : NULL;
 }
 
+bool bxi_arena_view_is_written(const struct bxi_arena_view *view, const void *memory, size_t bytes)
+{
+    uint64_t end, first = pages_of(view, memory, bytes, &end), entries[ENTRIES];
+    uint64_t before = (uintptr_t)view->private_base / BXI_PAGE;
+
+    if (is_forked(view))
+        return true;                    /* the descriptor shows the parent's pages */
+    for (uint64_t count; first < end; first += count) {
+        count = end - first < ENTRIES ? end - first : ENTRIES;
+        if (pread(view->pagemap, entries, count * sizeof entries[0], (off_t)((before + first) * sizeof entries[0])) !=
+            (ssize_t)(count * sizeof entries[0]))
+            return true;
+        for (uint64_t i = 0; i < count; i++)
+            if ((entries[i] & ENTRY_IS_THERE) != 0 && (entries[i] & ENTRY_IS_OF_FILE) == 0)
+                return true;
+    }
+    return false;
+}
+
 void bxi_arena_view_forget(struct bxi_arena_view *view, const void *memory, size_t bytes)
 {
     uint64_t end, first = pages_of(view, memory, bytes, &end);
 
     if (is_forked(view))
         return;
-    if (madvise(view->private_base + first * BXI_PAGE, (end - first) * BXI_PAGE, MADV_DONTNEED) < 0)
+    if (bxi_arena_view_is_written(view, memory, bytes) &&
+        madvise(view->private_base + first * BXI_PAGE, (end - first) * BXI_PAGE, MADV_DONTNEED) < 0)
         return;                     /* the program has locked them (mlock), what was written stays: nobody gets them */
     pthread_mutex_lock(&view->lock);
     mark(view, first, end);

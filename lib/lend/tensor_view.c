@@ -400,3 +400,14 @@ int bx_tensor_copy_on_write(struct bx_tensor *tensor, struct bx_tensor **copy)
     free(private);
     return memory != NULL ? rc : bx_tensor_copy(NULL, tensor, copy);
 }
+
+bool bx_tensor_is_written(const struct bx_tensor *copy, size_t offset, size_t bytes)
+{
+    const struct private *private;
+
+    if (copy == NULL || copy->storage->free_fn != end_private)
+        return true;
+    private = copy->storage->context;
+    return bxi_arena_view_is_written(private->view, private->tensor->data + (copy->data - copy->storage->base) + offset,
+                                     bytes);
+}

@@ -4,6 +4,8 @@
  */
 #include "tests/harness/loans.h"
 
+#include <sys/resource.h>
+
 #define ELEMENTS ((int64_t)1 << 20)         /* of u8 */
 #define SMALL 100
 #define MANY 1500                           /* copies; one worker has at most 1024 leases of another */
@@ -60,6 +62,35 @@ HARNESS_TEST(copy_on_write, is_written_and_nobody_sees_it, 60, .size = 2, .setup
     HARNESS_CHECK(loans_hold(copy, 5));
     bx_tensor_release(copy);
     bx_tensor_release(second);
+}
+
+/* Of each page: another user of it gets what is lent, also after one that has only read it, and then reads it without a
+ * page fault. */
+HARNESS_TEST(copy_on_write, is_known_to_be_written, 60, .size = 2, .setup = loans_setup)
+{
+    const size_t page = 4096, bytes = (size_t)ELEMENTS;
+    OWN(msg) *made = NULL;
+    struct bx_tensor *lent = borrowed(job, "worker1", &made), *copy = copied(lent), *view = NULL;
+    struct rusage before, after;
+
+    HARNESS_CHECK(loans_hold(copy, 5) && !bx_tensor_is_written(copy, 0, bytes));
+    bx_tensor_release(copy);
+    copy = copied(lent);
+    getrusage(RUSAGE_THREAD, &before);
+    HARNESS_CHECK(loans_hold(copy, 5));
+    getrusage(RUSAGE_THREAD, &after);
+    HARNESS_CHECK(after.ru_minflt - before.ru_minflt < (long)(bytes / page / 64));     /* it maps 16 at a time */
+    ((unsigned char *)bx_tensor_data_mut(copy))[10 * page] = 9;
+    HARNESS_CHECK(bx_tensor_is_written(copy, 0, bytes) && bx_tensor_is_written(copy, 10 * page, 1));
+    HARNESS_CHECK(!bx_tensor_is_written(copy, 0, 9 * page) && !bx_tensor_is_written(copy, 11 * page, page));
+    HARNESS_EQ(bx_tensor_slice(copy, 0, (int64_t)(10 * page), ELEMENTS, 1, &view), 0);
+    HARNESS_CHECK(bx_tensor_is_written(view, 0, 1) && !bx_tensor_is_written(view, page, 1));
+    HARNESS_CHECK(bx_tensor_is_written(lent, 0, 1) && bx_tensor_is_written(NULL, 0, 1));
+    bx_tensor_release(view);
+    bx_tensor_release(copy);
+    copy = copied(lent);
+    HARNESS_CHECK(loans_hold(copy, 5) && !bx_tensor_is_written(copy, 0, bytes));
+    bx_tensor_release(copy);
 }
 
 /* The copy is sent as what was written, and keeps the loan until it is released. */

@@ -267,11 +267,12 @@ Test(arena_view, that_cannot_be_written_privately_says_so, .init = create_and_fi
         guards++;
     cr_expect_null(bxi_arena_view_private(view, view->base, 1));
     cr_expect_eq(private_mappings(), 0);
+    cr_expect_eq(open_descriptors(), fds);
     bxi_guard_drop(nowhere);
     cr_expect_not_null(bxi_arena_view_private(view, view->base, 1));
-    cr_expect_eq(open_descriptors(), fds);
     bxi_arena_view_release(view);
     cr_expect_eq(private_mappings(), 0);
+    cr_expect_eq(open_descriptors(), fds);
 }
 
 Test(arena_view, is_read_privately_after_its_file_was_truncated, .init = create_and_fill)

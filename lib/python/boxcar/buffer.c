@@ -12,13 +12,8 @@
  */
 #include "boxpy.h"
 
-#include <fcntl.h>
 #include <search.h>
 #include <unistd.h>
-
-/* Of an entry of /proc/self/pagemap. */
-#define PAGE_IS_THERE (UINT64_C(3) << 62)
-#define PAGE_IS_OF_FILE (UINT64_C(1) << 61)
 
 static void *ranges;
 
@@ -66,29 +61,6 @@ static void buffer_dealloc(PyObject *self)
     PyObject_Free(self);
 }
 
-/* Whether a page of a copy on write may be the process's own. */
-static bool is_written(const unsigned char *data, size_t bytes)
-{
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t at = (uintptr_t)data / page, end = ((uintptr_t)data + bytes + page - 1) / page;
-    int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-    uint64_t entries[512];
-    bool written = fd < 0;
-
-    while (!written && at < end) {
-        size_t want = end - at < 512 ? end - at : 512;
-
-        written = pread(fd, entries, want * sizeof entries[0], (off_t)(at * sizeof entries[0])) !=
-                  (ssize_t)(want * sizeof entries[0]);
-        for (size_t i = 0; i < want && !written; i++)
-            written = (entries[i] & PAGE_IS_THERE) != 0 && (entries[i] & PAGE_IS_OF_FILE) == 0;
-        at += want;
-    }
-    if (fd >= 0)
-        close(fd);
-    return written;
-}
-
 PyObject *boxpy_new_view(struct bx_tensor *lent)
 {
     struct bx_tensor *copy = NULL;
@@ -129,7 +101,8 @@ int boxpy_find_shared(const void *data, Py_ssize_t bytes, struct bx_tensor **ten
     buffer = *found;
     if (buffer->lent == NULL || range.data < buffer->data || bytes > buffer->data + buffer->bytes - range.data)
         return 0;
-    if (buffer->tensor != NULL && is_written(range.data, (size_t)bytes))
+    if (buffer->tensor != NULL &&
+        bx_tensor_is_written(buffer->tensor, (size_t)(range.data - buffer->data), (size_t)bytes))
         return 0;
     return bx_tensor_as_strided(buffer->lent, range.data - buffer->data, 1, (int64_t[]){ bytes }, NULL, tensor);
 }

@@ -30,6 +30,7 @@
 
 static char ends[WORLD_MOST];           /* by rank: it is to be lost */
 static int deaths[WORLD_MOST];
+static struct bx_rref *things[WORLD_MOST];      /* by rank: its object, of those that die */
 static int laters;                      /* calls of add_later that have run */
 static int64_t stopped_ms;
 static bool on_gpu, forks;
@@ -59,6 +60,14 @@ static int send_back(const struct bx_request *request, struct bx_reader *args, s
 {
     (void)request, (void)context;
     return bx_msg_put_tensor(reply, bx_read_tensor(args));
+}
+
+static int give_thing(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    static const struct bx_type type = { .name = "thing" };
+
+    (void)request, (void)args, (void)context;
+    return bx_msg_put_object(job, reply, &type, (void *)(uintptr_t)&type);
 }
 
 /* When its caller is stopped. */
@@ -194,6 +203,12 @@ static int go_on(void)
         rc = bx_call(job, bx_rank(other), "add", "ii>", 1, 2);
         EXPECT(rc == BX_E_PEER_DEAD && strstr(bx_error_text(), bx_worker_name(job, other)) != NULL, "%s",
                bx_error_text());
+        if (things[other] == NULL)
+            continue;
+        rc = bx_rref_call(things[other], "add", "ii>", 1, 2);
+        EXPECT(rc == BX_E_PEER_DEAD && strstr(bx_error_text(), "owns the object") != NULL &&
+               (!is_remote(other) || strstr(bx_error_text(), host_of[other]) != NULL), "%s", bx_error_text());
+        bx_rref_release(things[other]);
     }
     check_loans(5000);
     return end();
@@ -246,6 +261,9 @@ static int die(const char *ranks, const char *ms)
         wait_for_calls();
         kill_self();
     }
+    for (int other = 0; other < size; other++)
+        EXPECT(!ends[other] || (bx_remote(job, bx_rank(other), "give_thing", NULL, NULL, &things[other]) == 0 &&
+                                bx_rref_wait(things[other], BX_FOREVER) == 0), "%s", bx_error_text());
     call_those_that_end(NULL, (uint64_t)atoi(ms));
     return go_on();
 }
@@ -422,6 +440,8 @@ static bool prepare(void)
         rc = bx_register_async(job, "hold", BX_INLINE, hold, NULL);
     if (rc == 0)
         rc = bx_register(job, "send_back", BX_BLOCKING, send_back, NULL);
+    if (rc == 0)
+        rc = bx_register(job, "give_thing", BX_INLINE, give_thing, NULL);
     if (rc == 0)
         rc = bx_register(job, "add_later", BX_BLOCKING, add_later, NULL);
     return start(rc);

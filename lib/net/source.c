@@ -4,8 +4,11 @@
  * wire, and then has the thread of the net (links.c) watch its descriptor, once (EPOLLONESHOT): that sets an event,
  * which rings. While somebody drives, that thread does not watch: each message would wake it, at the cost of its sender
  * and its receiver (a call took 1.5 times as long as UCX's round trip, and takes 1.2).
+ *
+ * UCX enters the kernel by functions that are cancellation points, so a thread that is in the wire is not cancelled.
  */
 #include "net.h"
+#include "shm/cancel.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -34,6 +37,7 @@ static void watch_wire(struct bxi_net *net, bool watches)
 
 static int progress(struct bxi_net *net)
 {
+    BXI_UNCANCELLED;
     const int count = (int)net->ops->progress(net->wire);
 
     net->wire_stirs = count > 0;
@@ -62,6 +66,7 @@ static int end_the_dead(struct bx_job *job)
 
 static int net_pass(void *context, const struct bxi_role *role, struct bxi_waiter *waiter)
 {
+    BXI_UNCANCELLED;
     struct bx_job *job = context;
     struct bxi_net *net = job->net;
     int handled;
@@ -84,6 +89,7 @@ static bool net_peek(void *context, int times)
 
 static bool net_ready(void *context, const struct bxi_role *role)
 {
+    BXI_UNCANCELLED;
     struct bx_job *job = context;
     struct bxi_net *net = job->net;
 
@@ -99,6 +105,7 @@ static bool net_ready(void *context, const struct bxi_role *role)
 
 static bool net_before_sleep(void *context, const struct bxi_role *role)
 {
+    BXI_UNCANCELLED;
     struct bx_job *job = context;
 
     (void)role;

@@ -89,6 +89,7 @@ static int attach(struct bxi_twin *twin, int fds[BXI_BOOT_FDS])
         return rc;
     peer->bell.word = &job->control->header.armed;      /* whoever drives this worker sends */
     peer->is_remote = peer->lend->is_remote = true;
+    peer->host = place->machine;
     peer->lend->landed = &twin->landed;
     bxi_join_set_generation(job, twin->rank, 1);
     /* Relaxed: no other thread of the job exists yet. */
@@ -183,8 +184,9 @@ void bxi_twin_dies(struct bxi_net *net, struct bxi_twin *twin)
     bxi_unlock(&net->lock);
     if (was_dead)
         return;
-    bxi_exchange(&twin->job->rpc->peers[twin->rank]->death_seen, BXI_PEER_DEAD);
-    bxi_event(twin->job->run, BXI_EVENT_DEATH);
+    bxi_exchange(&twin->dies, 1);
+    bxi_exchange(&net->some_died, 1);
+    bxi_event(twin->job->run, BXI_EVENT_NET);
 }
 
 void bxi_twin_lost(void *context, void *peer)

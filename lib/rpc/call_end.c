@@ -52,10 +52,16 @@ char *bxi_peer_text(const struct bx_job *job, const struct bxi_peer *peer, int c
 {
     switch (code) {
     case BX_E_PEER_DEAD:
+        if (peer->host != NULL)
+            return bxi_text("worker '%s' (rank %d, pid %u) on host '%s' died", peer->name, peer->rank, peer->pid,
+                            peer->host);
         return bxi_text("worker '%s' (rank %d, pid %u) died", peer->name, peer->rank, peer->pid);
     case BX_E_SHUTDOWN:
         return bxi_text("worker '%s' (rank %d) has left the job", peer->name, peer->rank);
     case BX_E_CORRUPT:
+        if (peer->host != NULL)
+            return bxi_text("worker '%s' (rank %d) on host '%s' was cut off: what it sent could not be taken",
+                            peer->name, peer->rank, peer->host);
         return bxi_text("worker '%s' (rank %d) was cut off: its shared memory holds nonsense or was "
                         "truncated", peer->name, peer->rank);
     default:                        /* BX_E_REFUSED */

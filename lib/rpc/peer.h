@@ -54,7 +54,8 @@ struct bxi_peer {
     int pidfd;
     uint32_t generation;
     struct bxi_segment_view view;           /* of oneself: unused */
-    bool is_remote;                         /* on another host (net/net.h) */
+    bool is_remote;                         /* on another host (net/net.h): */
+    const char *host;                       /* its name; of one of this host NULL */
     unsigned char *loop;                    /* of oneself: the private ring; else NULL */
     bxi_a32 state;                          /* enum bxi_peer_state */
     bxi_a32 death_seen;                     /* enum bxi_peer_state to close it with; the role acts on it */

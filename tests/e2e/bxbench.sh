@@ -106,10 +106,11 @@ if [ "$cores" -ge 2 ]; then
         'v["calls_per_s"]>0 n["ucx_runs"]==5 v["ucx_msgs_per_s"]==1234567 v["ratio_ucx"]>=0' \
         rate --ucx --inflight 16 --slices 5 --calls 1000
     if [ -e "${bin%/bin/*}/lib/libboxcar_net.so.0" ]; then
+        ratios='ratio_call ratio_all_mb ratio_tag_mb'
         check 'net beside UCX' beside_ucx \
-            'call_p50_us messages_per_s mb_per_s bytes ucx_lat_us ucx_msgs ucx_mb ratio_call ratio_all_mb net_bytes' \
-            'v["call_p50_us"]>0 v["messages_per_s"]>0 v["mb_per_s"]>0 n["ucx_mb"]==5 v["ucx_msgs"]==1234567
-            v["ucx_lat_us"]==0.10 v["bytes"]==999936 v["net_bytes"]>=20*999936' \
+            "call_p50_us messages_per_s mb_per_s bytes ucx_lat_us ucx_msgs ucx_mb ucx_tag_mb $ratios net_bytes" \
+            'v["call_p50_us"]>0 v["messages_per_s"]>0 v["mb_per_s"]>0 n["ucx_mb"]==5 n["ucx_tag_mb"]==5
+            v["ucx_msgs"]==1234567 v["ucx_lat_us"]==0.10 v["bytes"]==999936 v["net_bytes"]>=20*999936' \
             net --slices 5 --calls 100 --bytes 1000000 --tensors 16
     else
         echo 'skip bxbench net needs libboxcar_net.so.0 (libucx-dev and libssl-dev)'

@@ -23,6 +23,7 @@
 static int notes[WORLD_MOST], last_notes[WORLD_MOST];
 static int holds_cancelled, deaths;
 static uint64_t sent_bytes;         /* to remote workers, at least */
+static struct bx_tensor *kept[WORLD_MOST];      /* by rank: what it sent to be kept */
 
 /* ---- functions -------------------------------------------------------------------------------------------- */
 
@@ -68,6 +69,26 @@ static int hash(const struct bx_request *request, struct bx_reader *args, struct
     while (bx_reader_tensors_left(args) > 0)
         bx_msg_put_u64(reply, hash_of(bx_read_tensor(args)));
     return bx_msg_error(reply);
+}
+
+static int keep(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_tensor *tensor = bx_read_tensor(args);
+
+    (void)reply, (void)context;
+    kept[bx_request_caller(request)] = tensor;
+    bx_tensor_acquire(tensor);
+    return 0;
+}
+
+static int hash_kept(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_tensor *tensor = kept[bx_request_caller(request)];
+    uint64_t found = hash_of(tensor);
+
+    (void)args, (void)context;
+    bx_tensor_release(tensor);
+    return bx_msg_put_u64(reply, found);
 }
 
 /* Passes tensors on to another worker's function, and its answer back. */
@@ -163,6 +184,7 @@ static int register_functions(void)
         bx_handler_fn fn;
         void *context;
     } functions[] = {
+        { "keep", BX_INLINE, keep, NULL }, { "hash_kept", BX_INLINE, hash_kept, NULL },
         { "echo", BX_BLOCKING, echo, NULL }, { "hash", BX_BLOCKING, hash, NULL }, { "relay", BX_BLOCKING, relay, NULL },
         { "note", BX_INLINE, note, notes }, { "last_note", BX_INLINE, note, last_notes },
         { "noted", BX_INLINE, noted, NULL }, { "nap", BX_BLOCKING, nap, NULL },
@@ -397,6 +419,22 @@ static void check_tensors(int to)
     release_all(many, 300);
 }
 
+/* Its borrower on another host keeps a copy: the lease is over, and the owner may write. */
+static void check_kept(int to)
+{
+    struct bx_tensor *tensor = is_remote(to) ? filled(false, BX_F32, 1, (int64_t[]){ 70000 }) : NULL;
+    uint64_t wanted, found = 0;
+
+    if (tensor == NULL)
+        return;
+    wanted = hash_of(tensor);
+    EXPECT(bx_call(job, bx_rank(to), "keep", "T>", tensor) == 0, "%s", bx_error_text());
+    EXPECT(bx_loans_wait(job, to, 0, 5000 * MS) == 0, "%d still borrows: %s", to, bx_error_text());
+    memset(bx_tensor_data_mut(tensor), 5, bx_tensor_bytes(tensor));
+    EXPECT(bx_call(job, bx_rank(to), "hash_kept", ">u", &found) == 0 && found == wanted, "%d has others", to);
+    bx_tensor_release(tensor);
+}
+
 /* Messages with tensors under way in both directions, among others that have none. */
 static void check_tensors_in_flight(int to)
 {
@@ -471,7 +509,7 @@ static void someone_died(struct bx_job *of, int who, void *context)
 static void check_everything(void)
 {
     static void (*const checks[])(int to) = { check_calls, check_oneway, check_deadlines, check_sizes,
-                                              check_tensors, check_tensors_in_flight };
+                                              check_tensors, check_kept, check_tensors_in_flight };
 
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
         for (int step = 0; step < size; step++)
@@ -494,6 +532,7 @@ static void check_nothing_is_left(void)
     EXPECT(counter("net_bytes") >= sent_bytes, "the network carried %llu bytes of %llu",
            (unsigned long long)counter("net_bytes"), (unsigned long long)sent_bytes);
     EXPECT(deaths == 0, "%d deaths", deaths);
+    printf("sent %llu bytes or more to other hosts\n", (unsigned long long)sent_bytes);
 }
 
 static int run_pairs(void)

@@ -222,6 +222,7 @@ static bool start(int rc)
         if (EXPECT(bx_call(job, bx_rank((rank + 1) % size), "host_of", "i>s", other, &host) == 0, "%s",
                    bx_error_text()))
             snprintf(host_of[other], sizeof host_of[other], "%s", host);
+        EXPECT(strcmp(bx_worker_host(job, other), host_of[other]) == 0, "%s", bx_worker_host(job, other));
         free(host);
     }
     printf("started\n");

@@ -9,6 +9,7 @@
  *     prog_net_end hold FILE          rank 1 calls a function of rank 0 that does not answer, until FILE exists
  *     prog_net_end gpu RANKS MS       the same, and the tensors that are under way then lie on GPUs
  *     prog_net_end stop RANK          that worker is stopped for 2 s while the others call it. Nobody counts as dead
+ *     prog_net_end last RANK          rank 0 is stopped when RANK answers calls of it, and dies: the answers count
  *     prog_net_end part FILE MS       calls all of other hosts until they are lost, which is within MS from the time in
  *                                     the file; those of this host are not lost
  *
@@ -29,6 +30,8 @@
 
 static char ends[WORLD_MOST];           /* by rank: it is to be lost */
 static int deaths[WORLD_MOST];
+static struct bx_rref *things[WORLD_MOST];      /* by rank: its object, of those that die */
+static int laters;                      /* calls of add_later that have run */
 static int64_t stopped_ms;
 static bool on_gpu, forks;
 static struct bx_device device = { BX_CPU, 0 };     /* of the tensors to other hosts */
@@ -59,6 +62,25 @@ static int send_back(const struct bx_request *request, struct bx_reader *args, s
     return bx_msg_put_tensor(reply, bx_read_tensor(args));
 }
 
+static int give_thing(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    static const struct bx_type type = { .name = "thing" };
+
+    (void)request, (void)args, (void)context;
+    return bx_msg_put_object(job, reply, &type, (void *)(uintptr_t)&type);
+}
+
+/* When its caller is stopped. */
+static int add_later(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int rc;
+
+    nap_ms(800);
+    rc = add(request, args, reply, context);
+    __atomic_add_fetch(&laters, 1, __ATOMIC_RELAXED);
+    return rc;
+}
+
 static void someone_died(struct bx_job *of, int who, void *context)
 {
     (void)of, (void)context;
@@ -74,6 +96,8 @@ static void lost(struct caller *caller, int rc)
     caller->lost_ns = now_ns();
     EXPECT(rc == BX_E_PEER_DEAD, "%s at %d: %s: %s", caller->function, caller->to, bx_error_name(rc), bx_error_text());
     EXPECT(strstr(bx_error_text(), name) != NULL, "%s is not named: %s", name, bx_error_text());
+    EXPECT(!is_remote(caller->to) || strstr(bx_error_text(), host_of[caller->to]) != NULL, "nor its host: %s",
+           bx_error_text());
 }
 
 static void *call_until_lost(void *argument)
@@ -121,6 +145,8 @@ static void path_of_end(int of, char path[512])
     snprintf(path, 512, "%s/end.%d", getenv("BX_TEST_DIR"), of);
 }
 
+#define LAST 8              /* calls of one that dies then */
+#define LEAST_BYTES 64      /* of such a call's answer */
 #define CALLERS 3           /* of each worker that is to be lost */
 
 /* Calls those that are to end in three ways until they have. file: when that happens stands in it; NULL: in one each.
@@ -177,6 +203,12 @@ static int go_on(void)
         rc = bx_call(job, bx_rank(other), "add", "ii>", 1, 2);
         EXPECT(rc == BX_E_PEER_DEAD && strstr(bx_error_text(), bx_worker_name(job, other)) != NULL, "%s",
                bx_error_text());
+        if (things[other] == NULL)
+            continue;
+        rc = bx_rref_call(things[other], "add", "ii>", 1, 2);
+        EXPECT(rc == BX_E_PEER_DEAD && strstr(bx_error_text(), "owns the object") != NULL &&
+               (!is_remote(other) || strstr(bx_error_text(), host_of[other]) != NULL), "%s", bx_error_text());
+        bx_rref_release(things[other]);
     }
     check_loans(5000);
     return end();
@@ -229,6 +261,9 @@ static int die(const char *ranks, const char *ms)
         wait_for_calls();
         kill_self();
     }
+    for (int other = 0; other < size; other++)
+        EXPECT(!ends[other] || (bx_remote(job, bx_rank(other), "give_thing", NULL, NULL, &things[other]) == 0 &&
+                                bx_rref_wait(things[other], BX_FOREVER) == 0), "%s", bx_error_text());
     call_those_that_end(NULL, (uint64_t)atoi(ms));
     return go_on();
 }
@@ -360,6 +395,39 @@ static int stop(int who, int go)
     return go_on();
 }
 
+/* What arrives while rank 0 is stopped counts, though the news of the death lie there too. */
+static int send_last(int who, int go)
+{
+    struct bx_future *futures[LAST] = { NULL };
+
+    ends[who] = 1;
+    barrier();
+    if (rank == who) {
+        const uint64_t sent_bytes = counter("net_bytes");
+        const int before = __atomic_load_n(&laters, __ATOMIC_RELAXED);
+
+        while (__atomic_load_n(&laters, __ATOMIC_RELAXED) < before + LAST ||
+               counter("net_bytes") - sent_bytes < LAST * LEAST_BYTES)
+            nap_ms(1);
+        nap_ms(300);
+        kill_self();
+    }
+    for (int i = 0; i < LAST && rank == 0; i++)
+        EXPECT(bx_call_async(job, bx_rank(who), "add_later", NULL, &futures[i], "ii", (int64_t)i, (int64_t)1) == 0,
+               "%s", bx_error_text());
+    if (rank == 0) {
+        nap_ms(200);                    /* the calls leave */
+        stop_self(go);
+    }
+    while (__atomic_load_n(&deaths[who], __ATOMIC_RELAXED) == 0)
+        nap_ms(1);                      /* the background thread drives */
+    for (int i = 0; i < LAST && rank == 0; i++) {
+        EXPECT(bx_future_wait(futures[i], BX_FOREVER) == 0, "%s", bx_future_error_text(futures[i]));
+        bx_future_release(futures[i]);
+    }
+    return go_on();
+}
+
 /* ---- main -------------------------------------------------------------------------------------------------------- */
 
 static bool prepare(void)
@@ -372,6 +440,10 @@ static bool prepare(void)
         rc = bx_register_async(job, "hold", BX_INLINE, hold, NULL);
     if (rc == 0)
         rc = bx_register(job, "send_back", BX_BLOCKING, send_back, NULL);
+    if (rc == 0)
+        rc = bx_register(job, "give_thing", BX_INLINE, give_thing, NULL);
+    if (rc == 0)
+        rc = bx_register(job, "add_later", BX_BLOCKING, add_later, NULL);
     return start(rc);
 }
 
@@ -384,6 +456,7 @@ int main(int argc, char **argv)
 {
     const char *mode = argc < 2 ? "" : argv[1];
     bool stops = argc == 3 && is(mode, "stop"), holds = argc == 3 && is(mode, "hold");
+    bool last = argc == 3 && is(mode, "last");
     bool leaves = argc == 3 && is(mode, "leave"), first = argc == 4 && is(mode, "first");
     bool dies = argc == 4 && (is(mode, "die") || is(mode, "gpu") || is(mode, "fork"));
     bool parts = argc == 4 && (is(mode, "part") || is(mode, "headless") || is(mode, "beheaded") || is(mode, "healed"));
@@ -392,13 +465,13 @@ int main(int argc, char **argv)
     on_gpu = dies && is(mode, "gpu");
     forks = dies && is(mode, "fork");
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if ((!stops && !dies && !holds && !parts && !first && !leaves) || getenv("BX_TEST_DIR") == NULL) {
+    if ((!stops && !last && !dies && !holds && !parts && !first && !leaves) || getenv("BX_TEST_DIR") == NULL) {
         fprintf(stderr, "usage: prog_net_end die RANKS MS | fork RANKS MS | gpu RANKS MS | hold FILE |\n"
-                        "       stop RANK | part FILE MS | headless FILE MS | beheaded FILE MS |\n"
+                        "       stop RANK | last RANK | part FILE MS | headless FILE MS | beheaded FILE MS |\n"
                         "       healed FILE MS | leave FILE | first FILE MS\n");
         return 2;
     }
-    if (stops) {                        /* before the job: a child after it would have its descriptors for a moment */
+    if (stops || last) {                /* before the job: a child after it would have its descriptors for a moment */
         if (pipe(go) < 0)
             return 2;
         pid_t child = fork();
@@ -415,6 +488,7 @@ int main(int argc, char **argv)
         return 3;
     }
     return stops    ? stop(atoi(argv[2]), go[1])
+           : last   ? send_last(atoi(argv[2]), go[1])
            : holds  ? hold_until(argv[2])
            : leaves ? leave_early(argv[2])
            : first  ? call_first(argv[2], argv[3])

@@ -7,7 +7,8 @@
  *     prog_net_full lent          both of two workers have as much on loan to each other as they may
  *     prog_net_full bound         the same where rank 1 may lend next to nothing (options.loan_bytes_max)
  *     prog_net_full room          rank 1's arena is too small for what others send it, and for what it asks for
- *     prog_net_full halved        rank 1 dies while a large tensor is under way to rank 0, which has its memory back
+ *     prog_net_full halved        rank 1 dies while a large tensor is under way to rank 0, which goes on with others
+ *                                 meanwhile, and has its memory back
  *     prog_net_full silenced      the network between the two ends meanwhile: both have their memory back
  *     prog_net_full stuck         rank 1 is stopped when rank 0 destroys its job: that has its memory back
  *     prog_net_full gone          rank 2 dies while rank 0 sends on to rank 1 what it had on loan from it
@@ -18,6 +19,8 @@
 
 #define MANY 20000          /* tensors of a message */
 #define LEASES 1024         /* BXI_LEASE_MAX */
+
+static int hashes;          /* messages that `hash` has had */
 
 /* ---- functions -------------------------------------------------------------------------------------------- */
 
@@ -37,6 +40,7 @@ static int hash(const struct bx_request *request, struct bx_reader *args, struct
     uint64_t sum = 0;
 
     (void)request, (void)context;
+    __atomic_add_fetch(&hashes, 1, __ATOMIC_RELAXED);
     while (bx_reader_tensors_left(args) > 0)
         sum = sum * 1000003 + sum_of(bx_read_tensor(args));
     return bx_msg_put_u64(reply, sum);
@@ -274,6 +278,9 @@ static void run_halved(void)
     for (int i = 0; i < 20000 && used_bytes() <= before + 1000000 && bx_worker_is_alive(job, 1); i++)
         nap_ms(1);
     EXPECT(used_bytes() > before + 1000000, "nothing came");
+    for (int i = 0; i < 10 && rank == 0; i++)
+        call_add(3, i, 1);
+    EXPECT(hashes == 0, "rank 3's answers came behind rank 1's tensor");
     bx_rpc_oneway(job, bx_rank(1), "end_self", NULL, NULL);
     for (int i = 0; i < 500 && (bx_worker_is_alive(job, 1) || used_bytes() > before + 1000000); i++)
         nap_ms(20);

@@ -8,12 +8,13 @@
  *     prog_net_meet two           is in two jobs at once, BX_JOB and BX_JOB-b, which begin one after the other
  *     prog_net_meet again         rank 0 sends rank 1 many messages that do not fit a frame, in places that are used
  *                                 again and again
- *     prog_net_meet first         nobody has called anybody: rank 0 floods rank 1 with one-way calls, and rank 3
- *                                 registers a function, which rank 2 finds
+ *     prog_net_meet first         nobody has called anybody: rank 0 sends rank 3 a large message, and floods rank 1
+ *                                 with one-way calls; rank 3 registers a function, which rank 2 finds
  */
 #include "prog_net.h"
 
 #include <fcntl.h>
+#include <sys/socket.h>
 
 #define AGAIN 30000         /* messages */
 #define FLIGHT 64
@@ -55,6 +56,35 @@ static bool start_within(uint64_t timeout_ns)
     return false;
 }
 
+/* Of this process, by TCP. */
+static int connections(void)
+{
+    int count = 0;
+
+    for (int fd = 0; fd < 1024; fd++) {
+        struct sockaddr_storage peer;
+        socklen_t bytes = sizeof peer;
+
+        count += getpeername(fd, (struct sockaddr *)&peer, &bytes) == 0 && peer.ss_family != AF_UNIX;
+    }
+    return count;
+}
+
+/* The job's first call, which is when its way to the other host is made. */
+static void send_large(void)
+{
+    enum { BYTES = 5000000 };
+    unsigned char *data = malloc(BYTES);
+    const int before = connections();
+
+    EXPECT(counter("net_bytes") == 0, "something was sent at the start");
+    for (size_t i = 0; i < BYTES; i++)
+        data[i] = (unsigned char)(i * 7 + i / 251);
+    check_answer(3, send_bytes(3, "mirror", data, BYTES), data, BYTES);
+    EXPECT(connections() > before, "%d connections before the first call", before);
+    free(data);
+}
+
 static void flood(void)
 {
     for (int i = 0; i < AGAIN && rank == 0; i++) {
@@ -76,6 +106,8 @@ static void find_late(void)
     int rc = 0;
 
     snprintf(path, sizeof path, "%s/late", getenv("BX_TEST_DIR"));
+    while (rank == 3 && counter("net_bytes_received") < 5000000)
+        nap_ms(1);                      /* rank 0 counts its connections before */
     nap_ms(rank < 2 ? 1500 : 200);      /* their calls would wake it */
     if (rank == 3) {
         EXPECT(bx_register(job, "late", BX_INLINE, add, NULL) == 0, "%s", bx_error_text());
@@ -140,6 +172,8 @@ int main(int argc, char **argv)
         if (again)
             send_again();
         if (first) {
+            if (rank == 0)
+                send_large();
             flood();
             find_late();
         }

@@ -6,9 +6,10 @@
  * between them. A namespace belongs to a process that holds it and dies with the bench, so nothing is left.
  *
  * Slices of three kinds take turns: one call at a time, many in flight (as in `rate`), and one message of --tensors
- * tensors, which an inline handler checks as that of `handover` does. Between RUNS parts of the slices run ucp_am_lat
- * and ucp_am_bw of ucx_perftest on the same cores, over the same transport: 64 bytes there and back, 64 bytes one way,
- * and one way messages as large as a tensor and as all of them. UCX's latency is half of a round trip. Its rate counts
+ * tensors, which an inline handler checks as that of `handover` does. Between RUNS parts of the slices run ucp_am_lat,
+ * ucp_am_bw and tag_bw of ucx_perftest on the same cores, over the same transport: 64 bytes there and back, 64 bytes
+ * one way, and one way messages as large as a tensor and as all of them; tag_bw, which receives into memory of the
+ * program's as Boxcar does, only the last. UCX's latency is half of a round trip. Its rate counts
  * messages, so that of Boxcar counts requests and replies. It sends the same memory again and again, so messages of a
  * tensor's bytes stay in the caches; those of all bytes do not, nor do Boxcar's.
  */
@@ -33,7 +34,7 @@
 #define TENSOR_ROUNDS 4                 /* in a slice, one of which warms up */
 
 enum { CALLS, RATE, TENSORS, SERIES };
-enum { LATENCY, MESSAGES, BANDWIDTH, BANDWIDTH_ALL, TESTS };
+enum { LATENCY, MESSAGES, BANDWIDTH, BANDWIDTH_ALL, BANDWIDTH_TAG, TESTS };
 enum { NET_BYTES };                     /* values: sent by the caller */
 
 static struct {
@@ -138,15 +139,15 @@ static int spawn_on_hosts(const struct bx_spawn_options *options, bx_worker_fn f
 /* Its figure: the typical latency, or the last column, in microseconds, MB or messages a second. */
 static double ucx(const struct bench_options *options, int test, size_t bytes)
 {
-    static const char *const columns[TESTS] = { "3", "NF", "(NF - 2)", "(NF - 2)" };
-    static const int rounds[TESTS] = { 20000, 100000, 1000, 20 };
+    static const char *const names[TESTS] = { "ucp_am_lat", "ucp_am_bw", "ucp_am_bw", "ucp_am_bw", "tag_bw" };
+    static const char *const columns[TESTS] = { "3", "NF", "(NF - 2)", "(NF - 2)", "(NF - 2)" };
+    static const int rounds[TESTS] = { 20000, 100000, 1000, 20, 20 };
     char at[HOSTS][64] = { "", "" }, flags[64];
 
     for (int i = 0; i < HOSTS && net.holder[i] != 0; i++)
         snprintf(at[i], sizeof at[i], "nsenter -t %d -n -m", (int)net.holder[i]);
     snprintf(flags, sizeof flags, "-n %d -w 5 -s %zu", rounds[test], bytes);
-    return bench_ucx(options, &(struct bench_ucx){ test == LATENCY ? "ucp_am_lat" : "ucp_am_bw", flags, columns[test],
-                                                   { at[0], at[1] }, net.address });
+    return bench_ucx(options, &(struct bench_ucx){ names[test], flags, columns[test], { at[0], at[1] }, net.address });
 }
 
 /* ---- Worker 1 -------------------------------------------------------------------------------------- */
@@ -276,6 +277,7 @@ static void report(const struct bench_run *run, double figures[TESTS][RUNS])
     bench_numbers("ucx_msgs", figures[MESSAGES], RUNS, 0);
     bench_numbers("ucx_mb", figures[BANDWIDTH], RUNS, 0);
     bench_numbers("ucx_all_mb", figures[BANDWIDTH_ALL], RUNS, 0);
+    bench_numbers("ucx_tag_mb", figures[BANDWIDTH_TAG], RUNS, 0);
     for (int test = 0; test < TESTS; test++)
         middle[test] = bench_median(figures[test], RUNS);
     bench_number("call_p50_us", call_us, 2, "bx_rpc_sync of an inline handler, 64 bytes there and back");
@@ -286,6 +288,7 @@ static void report(const struct bench_run *run, double figures[TESTS][RUNS])
     bench_number("mb_per_s", mb_per_s, 0, "tensors sent, checked at both ends of each, answered");
     bench_number("ratio_mb", mb_per_s / middle[BANDWIDTH], 2, "over ucp_am_bw of messages of a tensor's bytes");
     bench_number("ratio_all_mb", mb_per_s / middle[BANDWIDTH_ALL], 2, "over ucp_am_bw of messages of all bytes");
+    bench_number("ratio_tag_mb", mb_per_s / middle[BANDWIDTH_TAG], 2, "over tag_bw of messages of all bytes");
     bench_number("net_bytes", run->values[NET_BYTES][0], 0, "sent by the caller over the network, in all");
     bench_close();
 }
@@ -311,7 +314,7 @@ int bench_net(struct bench_options *options)
         return 1;
     for (int64_t i = 0; i < RUNS; i++) {
         const size_t sizes[TESTS] = { BENCH_MESSAGE_BYTES, BENCH_MESSAGE_BYTES, tensor_bytes(options),
-                                      all_bytes(options) };
+                                      all_bytes(options), all_bytes(options) };
 
         run.first = i * slices;
         run.last = run.first + slices;

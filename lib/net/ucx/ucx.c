@@ -9,6 +9,24 @@
  *
  * UCX 1.13 aborts this process ("got REP message") when a worker dies while UCX connects it and this one: an assertion
  * of its own, which openucx/ucx pull request 8175 has removed. Nothing here prevents that.
+ *
+ * No memory is registered with UCX before it is sent (ucp_mem_map): TCP has no use for that, and an arena has 64 GiB of
+ * addresses, most of them without pages. A transport that needs it, RDMA's, registers each tensor on its way, for UCX
+ * has no cache of what it has registered (load.c). None but TCP has been run.
+ *
+ * What else UCX 1.13 is known for, and where it is looked after:
+ *
+ *     eager data lies in memory of UCX's       it is copied out before the callback returns (net/in.c, net/landing.c).
+ *                                              UCX is given host memory alone
+ *     the first message is always eager        data of any size may come so (net_meet `first`)
+ *     after a FORCE close some callbacks do    what is not done is told when the wire is closed (wire_close; net_full
+ *     not come                                 `stuck`, `halved`, `silenced`)
+ *     a flush that is left out at the end      the ends are flushed before they are closed (close_end; net `pairs`, its
+ *     loses messages over TCP                  last notes)
+ *     the event descriptor fires for ever      it is watched for one event, behind an arm that found nothing
+ *                                              (net/source.c; net.sh, a worker that sleeps)
+ *     a fork                                   a child closes the links and does not use the wire, whose sockets it
+ *                                              keeps: the links tell its parent's death (shm/fork.h; net_end `fork`)
  */
 #include "net/wire.h"
 

@@ -61,8 +61,8 @@ def replace_torch():
     rpc.functions.async_execution = boxcar.rpc.functions.async_execution
     torch.distributed.optim.DistributedOptimizer = boxcar.optim.DistributedOptimizer
     torch.distributed.nn.RemoteModule = boxcar.nn.RemoteModule
-    # Its destructor has the GIL while it waits for threads that may want it (torch 1.13): of such tests beside each other
-    # one in eight hung.
+    # Its destructor has the GIL while it waits for threads that may want it (torch 1.13): of such tests beside each
+    # other one in eight hung.
     torch.distributed.destroy_process_group = lambda: None
 
 

@@ -36,7 +36,7 @@
  *     lib/rref/protocol.c begin_round 1963506921
  *     lib/rref/protocol.c answer 2452681940
  *     lib/rref/protocol.c join_rounds 3572011416
- *     lib/rref/table.c bxi_rref_settle 285572587
+ *     lib/rref/table.c bxi_rref_settle 2914483726
  */
 #ifndef HOLDERS
 #define HOLDERS 2

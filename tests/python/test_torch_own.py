@@ -63,7 +63,9 @@ def replace_torch():
     torch.distributed.nn.RemoteModule = boxcar.nn.RemoteModule
     # Its destructor has the GIL while it waits for threads that may want it (torch 1.13): of such tests beside each
     # other one in eight hung.
-    torch.distributed.destroy_process_group = lambda: None
+    destroy, kept = torch.distributed.destroy_process_group, []
+    torch.distributed.destroy_process_group = lambda *group: (
+        kept.extend(torch.distributed.distributed_c10d._pg_map), destroy(*group))
 
 
 replace_torch()

@@ -160,7 +160,7 @@ static bool fit_integer(struct value *value, bool is_signed)
 static int add_value(struct values *values, char letter, int kind, va_list *arguments)
 {
     struct value *value = &values->at[values->count];
-    int bits = values->side | 1 << (letter & 31);
+    int bits = values->side | (int)(1u << (letter & 31));       /* of '?', too, and what else is no letter */
 
     if (letter != letters[letter & 31].letter || values->count == BX_VALUES_MAX || (kind & bits) != bits)
         return refuse(values, letter, kind);

@@ -147,7 +147,6 @@ struct bxi_net {
     int deaths;
     bool is_dead[BXI_WORKERS_MAX];              /* the thread: by rank: it is one of these */
     uint64_t passes;                    /* role */
-    bxi_a32 some_died;                  /* twins with `dies` */
     bxi_a32 wire_is_watched;            /* by its thread */
     bool wire_stirs;                    /* role: it may not be armed before progress has found nothing */
     void *reserve;                      /* role: of bxi_net_memory; NULL: used, or not made yet */
@@ -207,8 +206,6 @@ struct bxi_twin {                       /* role, unless it says otherwise */
     unsigned char *arena;
     int arena_fd;
     bool is_dead;                       /* net->lock: its death is told */
-    bxi_a32 dies;                       /* 1: the next pass ends it */
-    bool ends;                          /* that pass does */
     uint64_t lost_ns;                   /* net->lock: when its end of the wire was lost; 0 */
     struct bxi_remote_row *row;         /* of this worker's segment; NULL: none */
     uint64_t stamp_ns, stamped_ns;      /* its clock in its last message, and when that came; 0: none has */
@@ -248,8 +245,7 @@ struct bxi_twin {                       /* role, unless it says otherwise */
 int bxi_twins_attach(struct bx_job *job);
 /* Each pass looks at it from now on. Role. */
 void bxi_twin_activate(struct bxi_twin *twin);
-/* Any thread. The next pass takes what has arrived of it, and then the role closes its peer. */
-void bxi_twin_dies(struct bxi_net *net, struct bxi_twin *twin);
+void bxi_twin_dies(struct bxi_net *net, struct bxi_twin *twin);     /* the role closes its peer. Any thread */
 /* The job; a twin, whose end of the wire is lost: it dies after net->timeout_ns. Any thread. */
 void bxi_twin_lost(void *context, void *twin);
 

@@ -17,7 +17,6 @@
 #define WORDS_EVERY 16u                 /* passes: words that nobody announced */
 #define RESERVE_BYTES (4 * BXI_RING_BYTES)      /* a message of two rings' bytes is the largest that is kept */
 #define CLOSE_NS UINT64_C(1000000000)   /* for the last messages */
-#define LAST_ROUNDS 128                 /* of progress, for what has arrived of one that died: others send on */
 
 /* ---- the source --------------------------------------------------------------------------------------- */
 
@@ -44,26 +43,6 @@ static int progress(struct bxi_net *net)
     return count;
 }
 
-/* The news of a death may come before what the worker had sent, which counts if it has arrived: that is taken first. */
-static int end_the_dead(struct bx_job *job)
-{
-    struct bxi_net *net = job->net;
-
-    /* Relaxed: whoever sets it sets an event behind it. */
-    if (bxi_load_relaxed(&net->some_died) == 0)
-        return 0;
-    bxi_exchange(&net->some_died, 0);
-    for (int i = 0; i < net->remote_count; i++)
-        net->remote[i]->ends = bxi_exchange(&net->remote[i]->dies, 0) != 0;
-    for (int i = 0; i < LAST_ROUNDS && progress(net) > 0; i++)
-        bxi_in_pass(job);
-    for (int i = 0; i < net->remote_count; i++)
-        if (net->remote[i]->ends)
-            bxi_exchange(&job->rpc->peers[net->remote[i]->rank]->death_seen, BXI_PEER_DEAD);
-    bxi_note(job->run, BXI_EVENT_DEATH);
-    return 1;
-}
-
 static int net_pass(void *context, const struct bxi_role *role, struct bxi_waiter *waiter)
 {
     BXI_UNCANCELLED;
@@ -75,7 +54,7 @@ static int net_pass(void *context, const struct bxi_role *role, struct bxi_waite
     if (net->reserve == NULL)
         net->reserve = malloc(RESERVE_BYTES);
     watch_wire(net, false);
-    handled = end_the_dead(job) + bxi_in_pass(job) + bxi_out_pass(job, net->passes++ % WORDS_EVERY == 0);
+    handled = bxi_in_pass(job) + bxi_out_pass(job, net->passes++ % WORDS_EVERY == 0);
     return handled + progress(net);     /* last: what the others began may be done by it alone */
 }
 
@@ -94,8 +73,7 @@ static bool net_ready(void *context, const struct bxi_role *role)
     struct bxi_net *net = job->net;
 
     (void)role;
-    /* Relaxed: as in end_the_dead. */
-    if (bxi_load_relaxed(&net->some_died) != 0 || bxi_out_waits(job))
+    if (bxi_out_waits(job))
         return true;
     net->wire_stirs = net->wire_stirs || !net->ops->arm(net->wire);
     if (!net->wire_stirs)

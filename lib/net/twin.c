@@ -184,9 +184,8 @@ void bxi_twin_dies(struct bxi_net *net, struct bxi_twin *twin)
     bxi_unlock(&net->lock);
     if (was_dead)
         return;
-    bxi_exchange(&twin->dies, 1);
-    bxi_exchange(&net->some_died, 1);
-    bxi_event(twin->job->run, BXI_EVENT_NET);
+    bxi_exchange(&twin->job->rpc->peers[twin->rank]->death_seen, BXI_PEER_DEAD);
+    bxi_event(twin->job->run, BXI_EVENT_DEATH);
 }
 
 void bxi_twin_lost(void *context, void *peer)

@@ -102,6 +102,7 @@ def run_worker(suite, test, rank, file_name, output):
     os.dup2(output, 1)
     os.dup2(output, 2)
     signal.alarm(SECONDS)
+    torch.set_num_threads(1)        # makes torch's pool anew behind the fork, which threads at a time do wrong
     try:
         getattr(suite(rank, file_name), test)()
         os._exit(0)

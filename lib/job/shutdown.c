@@ -120,13 +120,8 @@ int bx_job_serve(struct bx_job *job)
     } while (!died && !leave);          /* another thread has reported that death */
     if (!died)
         return 0;
-    if (dead.peer->host != NULL)
-        return bx_fail(dead.code, "worker '%s' (rank %d, pid %u) on host '%s' %s", dead.peer->name, dead.peer->rank,
-                       dead.pid, dead.peer->host,
-                       dead.code == BX_E_PEER_DEAD ? "died" : "was cut off: what it sent could not be taken");
-    return bx_fail(dead.code, "worker '%s' (rank %d, pid %u) %s", dead.peer->name, dead.peer->rank, dead.pid,
-                   dead.code == BX_E_PEER_DEAD ? "died" : "was cut off: its shared memory holds nonsense or was "
-                                                    "truncated");
+    return bx_fail(dead.code, "worker '%s' (rank %d, pid %u)%s %s", dead.peer->name, dead.peer->rank, dead.pid,
+                   dead.peer->on_host, dead.code == BX_E_PEER_DEAD ? "died" : bxi_why_cut_off(dead.peer));
 }
 
 /* ---- leaving ----------------------------------------------------------------------------------- */

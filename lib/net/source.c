@@ -36,7 +36,6 @@ static void watch_wire(struct bxi_net *net, bool watches)
 
 static int progress(struct bxi_net *net)
 {
-    BXI_UNCANCELLED;
     const int count = (int)net->ops->progress(net->wire);
 
     net->wire_stirs = count > 0;
@@ -60,6 +59,7 @@ static int net_pass(void *context, const struct bxi_role *role, struct bxi_waite
 
 static bool net_peek(void *context, int times)
 {
+    BXI_UNCANCELLED;
     struct bx_job *job = context;
 
     (void)times;

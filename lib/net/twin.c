@@ -89,7 +89,7 @@ static int attach(struct bxi_twin *twin, int fds[BXI_BOOT_FDS])
         return rc;
     peer->bell.word = &job->control->header.armed;      /* whoever drives this worker sends */
     peer->is_remote = peer->lend->is_remote = true;
-    peer->host = place->machine;
+    snprintf(peer->on_host, sizeof peer->on_host, " on host '%s'", place->machine);
     peer->lend->landed = &twin->landed;
     bxi_join_set_generation(job, twin->rank, 1);
     /* Relaxed: no other thread of the job exists yet. */

@@ -137,6 +137,7 @@ void bxi_calls_completed(struct bx_job *job, struct bxi_call *const *calls, int 
 /* Fails every call to peer, or only those whose request ends at or before through_pos, if that is not BX_FOREVER. The
  * text is made from code and the peer. Takes the lock. */
 void bxi_calls_fail(struct bx_job *job, struct bxi_peer *peer, int code, uint64_t through_pos);
+const char *bxi_why_cut_off(const struct bxi_peer *peer);      /* "was cut off: ..." */
 char *bxi_peer_text(const struct bx_job *job, const struct bxi_peer *peer, int code);  /* malloc'ed */
 void bxi_calls_expire(struct bx_job *job);      /* completes what timers took out of slots; without the lock */
 void bxi_calls_due(void *context, struct bxi_timer *timer);                /* a peer's timer fires; lock */

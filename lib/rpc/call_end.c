@@ -48,22 +48,21 @@ static int refused_errno(const struct bx_job *job, const struct bxi_peer *peer)
     return (int)(uint32_t)bxi_load_relaxed((bxi_a64 *)word);
 }
 
+const char *bxi_why_cut_off(const struct bxi_peer *peer)
+{
+    return peer->is_remote ? "was cut off: what it sent could not be taken"
+                           : "was cut off: its shared memory holds nonsense or was truncated";
+}
+
 char *bxi_peer_text(const struct bx_job *job, const struct bxi_peer *peer, int code)
 {
     switch (code) {
     case BX_E_PEER_DEAD:
-        if (peer->host != NULL)
-            return bxi_text("worker '%s' (rank %d, pid %u) on host '%s' died", peer->name, peer->rank, peer->pid,
-                            peer->host);
-        return bxi_text("worker '%s' (rank %d, pid %u) died", peer->name, peer->rank, peer->pid);
+        return bxi_text("worker '%s' (rank %d, pid %u)%s died", peer->name, peer->rank, peer->pid, peer->on_host);
     case BX_E_SHUTDOWN:
         return bxi_text("worker '%s' (rank %d) has left the job", peer->name, peer->rank);
     case BX_E_CORRUPT:
-        if (peer->host != NULL)
-            return bxi_text("worker '%s' (rank %d) on host '%s' was cut off: what it sent could not be taken",
-                            peer->name, peer->rank, peer->host);
-        return bxi_text("worker '%s' (rank %d) was cut off: its shared memory holds nonsense or was "
-                        "truncated", peer->name, peer->rank);
+        return bxi_text("worker '%s' (rank %d)%s %s", peer->name, peer->rank, peer->on_host, bxi_why_cut_off(peer));
     default:                        /* BX_E_REFUSED */
         return bxi_text("worker '%s' (rank %d) could not open its ring for the reply: %s", peer->name,
                         peer->rank, bx_strerror(refused_errno(job, peer)));

@@ -53,9 +53,9 @@ static const char *name_of(const struct bx_job *job, int rank)
     return job->rpc->peers[rank]->name;
 }
 
-static const char *host_of(const struct bx_job *job, int rank)
+static const char *on_host(const struct bx_job *job, int rank)
 {
-    return job->rpc->peers[rank]->host;
+    return job->rpc->peers[rank]->on_host;
 }
 
 static void unpark(struct bx_job *job, struct bxi_waiting *parked)
@@ -90,7 +90,7 @@ static bool holds_passed(struct bx_job *job, int rank, uint8_t generations)
 
 const struct bxi_rref_ops bxi_rref_ops = {
     .send = send_frame, .flush = flush, .is_alive = is_alive, .why_closed = why_closed, .name = name_of,
-    .host = host_of, .unpark = unpark, .is_before = is_before, .holds_passed = holds_passed,
+    .on_host = on_host, .unpark = unpark, .is_before = is_before, .holds_passed = holds_passed,
     .take_back = bxi_grants_take_back_waiting,
 };
 

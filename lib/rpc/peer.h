@@ -54,8 +54,7 @@ struct bxi_peer {
     int pidfd;
     uint32_t generation;
     struct bxi_segment_view view;           /* of oneself: unused */
-    bool is_remote;                         /* on another host (net/net.h): */
-    const char *host;                       /* its name; of one of this host NULL */
+    bool is_remote;                         /* on another host (net/net.h) */
     unsigned char *loop;                    /* of oneself: the private ring; else NULL */
     bxi_a32 state;                          /* enum bxi_peer_state */
     bxi_a32 death_seen;                     /* enum bxi_peer_state to close it with; the role acts on it */
@@ -96,6 +95,7 @@ struct bxi_peer {
 
     bxi_a32 ended;                          /* role: its process has ended and its names are removed: another process
                                              * may take the rank. The door reads it */
+    char on_host[BXI_HOST_BYTES + 12];      /* start: " on host 'its'", for sentences; "": of this host */
 };
 
 /* Zeroes what rpc and lend know of a peer, and links the two. */

@@ -216,7 +216,7 @@ struct bxi_rref_ops {
     /* Of one that is closed: BX_E_PEER_DEAD, BX_E_SHUTDOWN if it has left, BX_E_CORRUPT if it was cut off. */
     int (*why_closed)(const struct bx_job *job, int rank);
     const char *(*name)(const struct bx_job *job, int rank);
-    const char *(*host)(const struct bx_job *job, int rank);    /* of a worker on another host; else NULL */
+    const char *(*on_host)(const struct bx_job *job, int rank); /* " on host 'its'"; of one of this host "" */
     /* The pin's message to that worker ends before the position. Lock. */
     bool (*is_before)(const struct bx_job *job, int rank, const struct bxi_pin *pin, uint64_t pos);
     /* The object is made, or never will be: the calls that waited for it can go on. Lock. */

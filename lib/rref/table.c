@@ -241,13 +241,11 @@ void bxi_rref_fail(struct bx_rref *rref, int code, const char *text)
 void bxi_rref_fail_with_owner(struct bx_job *job, struct bx_rref *rref)
 {
     int owner = bxi_rref_id_owner(rref->id), code = job->rrefs->ops->why_closed(job, owner);
-    const char *host = job->rrefs->ops->host(job, owner);
     char text[256];
 
-    snprintf(text, sizeof text, "worker '%s' (rank %d)%s%s%s, which owns the object, %s",
-             job->rrefs->ops->name(job, owner), owner, host != NULL ? " on host '" : "", host != NULL ? host : "",
-             host != NULL ? "'" : "", code == BX_E_PEER_DEAD ? "died" :
-             code == BX_E_SHUTDOWN ? "has left the job" : "was cut off");
+    snprintf(text, sizeof text, "worker '%s' (rank %d)%s, which owns the object, %s", job->rrefs->ops->name(job, owner),
+             owner, job->rrefs->ops->on_host(job, owner),
+             code == BX_E_PEER_DEAD ? "died" : code == BX_E_SHUTDOWN ? "has left the job" : "was cut off");
     bxi_rref_fail(rref, code, text);
 }
 

@@ -398,8 +398,17 @@ void *bxi_pages_ask(struct bxi_pages *pages, size_t bytes, int *error)
     return block;
 }
 
+static uint64_t bump_of(struct bxi_pages *pages)
+{
+    pthread_mutex_lock(&pages->lock);
+    uint64_t bump = pages->bump;
+    pthread_mutex_unlock(&pages->lock);
+    return bump;
+}
+
 /* For a block of the class below extent_bytes, plus the page that jemalloc puts before large blocks, it requests
- * extent_bytes. If it does not, it requests extents piece by piece later. -ENOBUFS. */
+ * extent_bytes. If it does not, it requests extents piece by piece later. -ENOBUFS, also if jemalloc got the extent and
+ * then no private memory to register it: it forgets the extent, and the addresses are used up. */
 static int make_one_extent(struct bxi_pages *pages)
 {
     int error;
@@ -410,15 +419,7 @@ static int make_one_extent(struct bxi_pages *pages)
         bxi_pages_free(block);
     bxi_pages_purge(pages);
     set_pretends(pages, false);
-    return error == -ENOBUFS ? error : 0;
-}
-
-static uint64_t bump_of(struct bxi_pages *pages)
-{
-    pthread_mutex_lock(&pages->lock);
-    uint64_t bump = pages->bump;
-    pthread_mutex_unlock(&pages->lock);
-    return bump;
+    return block == NULL && (error == -ENOBUFS || bump_of(pages) != 0) ? -ENOBUFS : 0;
 }
 
 int bxi_pages_start(struct bxi_pages *pages)

@@ -186,7 +186,7 @@ cut_off()   # cut_off END [silent]
     fi
 }
 
-is_down()   # when it was, once or twice, stands in $dir/down
+is_down()   # before and behind: both times stand in $dir/down
 {
     { test ! -e "$dir/down" || cat "$dir/down"; date +%s%N; } >"$dir/down.new"
     mv "$dir/down.new" "$dir/down"
@@ -222,11 +222,11 @@ part_once() # part_once END MS [HOW]
     done
     sleep 0.$((count % 3 + 1))
     test $how != stopped || kill -STOP $pid_3
-    test $how != beheaded || is_down
+    is_down                             # ip may take seconds while others make namespaces
     test $how$((count % 2)) != beheaded0 || kill -KILL $pid_0
     cut_off $1 $silent
     test $how != beheaded || kill -KILL $pid_0 2>/dev/null
-    is_down                             # ip may take seconds while others make namespaces
+    is_down
     test $how != stopped || { sleep 3; kill -CONT $pid_3; }
     if [ $how = healed ]; then
         for rank in 0 1 2 3; do

@@ -17,6 +17,7 @@
 #define WORDS_EVERY 16u                 /* passes: words that nobody announced */
 #define RESERVE_BYTES (4 * BXI_RING_BYTES)      /* a message of two rings' bytes is the largest that is kept */
 #define CLOSE_NS UINT64_C(1000000000)   /* for the last messages */
+#define ARRIVED_ROUNDS 128              /* of progress: those that live send on */
 
 /* ---- the source --------------------------------------------------------------------------------------- */
 
@@ -55,6 +56,14 @@ static int net_pass(void *context, const struct bxi_role *role, struct bxi_waite
     watch_wire(net, false);
     handled = bxi_in_pass(job) + bxi_out_pass(job, net->passes++ % WORDS_EVERY == 0);
     return handled + progress(net);     /* last: what the others began may be done by it alone */
+}
+
+static void take_arrived(struct bx_job *job)
+{
+    BXI_UNCANCELLED;
+
+    for (int i = 0; i < ARRIVED_ROUNDS && progress(job->net) > 0; i++)
+        bxi_in_pass(job);
 }
 
 static bool net_peek(void *context, int times)
@@ -113,6 +122,7 @@ void bxi_net_start(struct bx_job *job)
 
     if (net == NULL)
         return;
+    job->rpc->take_arrived = take_arrived;
     bxi_links_run(net);
     bxi_lock(&job->run->lock);
     bxi_run_add(job->run, &net_source, job);

@@ -156,6 +156,7 @@ struct bxi_rpc {
     struct bx_msg *reply;                       /* role: of inline handlers, used again and again */
     struct bxi_kinds kinds;                     /* role: of the arguments of the handler that runs */
     void (*remove_names)(struct bx_job *job, int rank);     /* removes the names that a worker left when it died */
+    void (*take_arrived)(struct bx_job *job);   /* role: puts what has arrived of remote workers into their rings */
     struct bxi_worker_hook on_death, on_join;
     uint16_t name_bucket[2 * BXI_WORKERS_MAX];  /* as a function cache's */
 

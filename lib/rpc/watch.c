@@ -336,6 +336,8 @@ void bxi_deaths_close(const struct bxi_role *role, struct bx_job *job)
             continue;
         }
         if (seen == BXI_PEER_DEAD && rank != job->rank) {
+            if (peer->is_remote)
+                job->rpc->take_arrived(job);    /* the news of its death may be read before it */
             look_open(job, peer);   /* what it published before it died counts */
             look_state(role, job, peer);            /* it may have left before it exited */
         }

@@ -119,6 +119,14 @@ check 'a worker that is stopped for 2 s is not dead' all_done
 run_job 4 "$net_end" stop 0
 check 'nor is rank 0' all_done
 unset BX_NET_TIMEOUT_MS
+answers_count() # several times: which of the two is read first is chance
+{
+    for try in 1 2 3 4; do
+        run_job 4 "$net_end" last 1
+        test "$statuses $left" = '0 137 0 0 ' || return 1
+    done
+}
+check 'answers of a worker that died count if they arrived before the news of it are read' answers_count
 
 # ---- Clocks: those of a host's workers agree, those of two hosts need not ----------------------------------
 

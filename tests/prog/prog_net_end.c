@@ -9,6 +9,7 @@
  *     prog_net_end hold FILE          rank 1 calls a function of rank 0 that does not answer, until FILE exists
  *     prog_net_end gpu RANKS MS       the same, and the tensors that are under way then lie on GPUs
  *     prog_net_end stop RANK          that worker is stopped for 2 s while the others call it. Nobody counts as dead
+ *     prog_net_end last RANK          rank 0 is stopped when RANK answers calls of it, and dies: the answers count
  *     prog_net_end part FILE MS       calls all of other hosts until they are lost, which is within MS from the time in
  *                                     the file; those of this host are not lost
  *
@@ -30,6 +31,7 @@
 static char ends[WORLD_MOST];           /* by rank: it is to be lost */
 static int deaths[WORLD_MOST];
 static struct bx_rref *things[WORLD_MOST];      /* by rank: its object, of those that die */
+static int laters;                      /* calls of add_later that have run */
 static int64_t stopped_ms;
 static bool on_gpu, forks;
 static struct bx_device device = { BX_CPU, 0 };     /* of the tensors to other hosts */
@@ -66,6 +68,17 @@ static int give_thing(const struct bx_request *request, struct bx_reader *args, 
 
     (void)request, (void)args, (void)context;
     return bx_msg_put_object(job, reply, &type, (void *)(uintptr_t)&type);
+}
+
+/* When its caller is stopped. */
+static int add_later(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int rc;
+
+    nap_ms(800);
+    rc = add(request, args, reply, context);
+    __atomic_add_fetch(&laters, 1, __ATOMIC_RELAXED);
+    return rc;
 }
 
 static void someone_died(struct bx_job *of, int who, void *context)
@@ -132,6 +145,8 @@ static void path_of_end(int of, char path[512])
     snprintf(path, 512, "%s/end.%d", getenv("BX_TEST_DIR"), of);
 }
 
+#define LAST 8              /* calls of one that dies then */
+#define LEAST_BYTES 64      /* of such a call's answer */
 #define CALLERS 3           /* of each worker that is to be lost */
 
 /* Calls those that are to end in three ways until they have. file: when that happens stands in it; NULL: in one each.
@@ -380,6 +395,39 @@ static int stop(int who, int go)
     return go_on();
 }
 
+/* What arrives while rank 0 is stopped counts, though the news of the death lie there too. */
+static int send_last(int who, int go)
+{
+    struct bx_future *futures[LAST] = { NULL };
+
+    ends[who] = 1;
+    barrier();
+    if (rank == who) {
+        const uint64_t sent_bytes = counter("net_bytes");
+        const int before = __atomic_load_n(&laters, __ATOMIC_RELAXED);
+
+        while (__atomic_load_n(&laters, __ATOMIC_RELAXED) < before + LAST ||
+               counter("net_bytes") - sent_bytes < LAST * LEAST_BYTES)
+            nap_ms(1);
+        nap_ms(300);
+        kill_self();
+    }
+    for (int i = 0; i < LAST && rank == 0; i++)
+        EXPECT(bx_call_async(job, bx_rank(who), "add_later", NULL, &futures[i], "ii", (int64_t)i, (int64_t)1) == 0,
+               "%s", bx_error_text());
+    if (rank == 0) {
+        nap_ms(200);                    /* the calls leave */
+        stop_self(go);
+    }
+    while (__atomic_load_n(&deaths[who], __ATOMIC_RELAXED) == 0)
+        nap_ms(1);                      /* the background thread drives */
+    for (int i = 0; i < LAST && rank == 0; i++) {
+        EXPECT(bx_future_wait(futures[i], BX_FOREVER) == 0, "%s", bx_future_error_text(futures[i]));
+        bx_future_release(futures[i]);
+    }
+    return go_on();
+}
+
 /* ---- main -------------------------------------------------------------------------------------------------------- */
 
 static bool prepare(void)
@@ -394,6 +442,8 @@ static bool prepare(void)
         rc = bx_register(job, "send_back", BX_BLOCKING, send_back, NULL);
     if (rc == 0)
         rc = bx_register(job, "give_thing", BX_INLINE, give_thing, NULL);
+    if (rc == 0)
+        rc = bx_register(job, "add_later", BX_BLOCKING, add_later, NULL);
     return start(rc);
 }
 
@@ -406,6 +456,7 @@ int main(int argc, char **argv)
 {
     const char *mode = argc < 2 ? "" : argv[1];
     bool stops = argc == 3 && is(mode, "stop"), holds = argc == 3 && is(mode, "hold");
+    bool last = argc == 3 && is(mode, "last");
     bool leaves = argc == 3 && is(mode, "leave"), first = argc == 4 && is(mode, "first");
     bool dies = argc == 4 && (is(mode, "die") || is(mode, "gpu") || is(mode, "fork"));
     bool parts = argc == 4 && (is(mode, "part") || is(mode, "headless") || is(mode, "beheaded") || is(mode, "healed"));
@@ -414,13 +465,13 @@ int main(int argc, char **argv)
     on_gpu = dies && is(mode, "gpu");
     forks = dies && is(mode, "fork");
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if ((!stops && !dies && !holds && !parts && !first && !leaves) || getenv("BX_TEST_DIR") == NULL) {
+    if ((!stops && !last && !dies && !holds && !parts && !first && !leaves) || getenv("BX_TEST_DIR") == NULL) {
         fprintf(stderr, "usage: prog_net_end die RANKS MS | fork RANKS MS | gpu RANKS MS | hold FILE |\n"
-                        "       stop RANK | part FILE MS | headless FILE MS | beheaded FILE MS |\n"
+                        "       stop RANK | last RANK | part FILE MS | headless FILE MS | beheaded FILE MS |\n"
                         "       healed FILE MS | leave FILE | first FILE MS\n");
         return 2;
     }
-    if (stops) {                        /* before the job: a child after it would have its descriptors for a moment */
+    if (stops || last) {                /* before the job: a child after it would have its descriptors for a moment */
         if (pipe(go) < 0)
             return 2;
         pid_t child = fork();
@@ -437,6 +488,7 @@ int main(int argc, char **argv)
         return 3;
     }
     return stops    ? stop(atoi(argv[2]), go[1])
+           : last   ? send_last(atoi(argv[2]), go[1])
            : holds  ? hold_until(argv[2])
            : leaves ? leave_early(argv[2])
            : first  ? call_first(argv[2], argv[3])

@@ -6,7 +6,7 @@
 #include "tests/harness/harness.h"
 #include "stat_run.h"
 
-enum gate { READY = 0, LOOSE, HELD };
+enum gate { READY = 0, LOOSE, HELD, MADE };
 enum value { PID = 0 };         /* plus the rank */
 
 /* Calls the next worker's "chain", if there is one. */
@@ -259,8 +259,10 @@ static struct bx_future *first_call;
 /* Blocking: waits for the call that worker 0 made, and that waits for this. */
 HARNESS_HANDLER(wait_first)
 {
-    struct bx_future *first = bx_future_acquire(first_call);
+    struct bx_future *first;
 
+    harness_await(MADE, 1);             /* it may run before the function that sent the call returns */
+    first = bx_future_acquire(first_call);
     harness_post(HELD);
     harness_end(first, BX_E_CANCELLED);
     return 0;
@@ -279,6 +281,7 @@ HARNESS_TEST(shmstat_calls, names_a_cycle_where_it_begins, 60, .size = 3, .setup
     struct stat_run run;
 
     first_call = harness_async(job, "worker1", "close");
+    harness_post(MADE);
     harness_await(HELD, 1);
     harness_post(READY);
     harness_await(HELD, 2);

@@ -22,6 +22,8 @@
  */
 #include "sleeper.h"
 
+#include "guard.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <liburing.h>
@@ -293,14 +295,24 @@ static void leave_uring(struct bxi_sleeper *sleeper)
     take_epoll(sleeper);
 }
 
-int bxi_sleeper_probe_uring(void)
+static void *probe_uring(void *rc)
 {
     struct bxi_sleeper probe;
-    int rc = uring_create(&probe);
 
-    if (rc == 0)
+    *(int *)rc = uring_create(&probe);
+    if (*(int *)rc == 0)
         io_uring_queue_exit(&probe.ring);
-    return rc;
+    return NULL;
+}
+
+/* In a thread of its own: some 10 ms after a ring was closed the kernel interrupts the thread that used it, and a write
+ * of the program that waits then returns what it has written. */
+int bxi_sleeper_probe_uring(void)
+{
+    pthread_t thread;
+    int probed = 0, rc = -bxi_thread_create(&thread, probe_uring, &probed);
+
+    return rc < 0 ? rc : pthread_join(thread, NULL) == 0 ? probed : -EINVAL;
 }
 
 int bxi_sleeper_create(enum bxi_sleeper_kind kind, struct bxi_sleeper **sleeper)

@@ -32,8 +32,8 @@
     X(doorbells_saved,      "lock", "looks at a peer's doorbell that found it awake or rung for")  \
     X(bells_unneeded,       "lock", "looks saved because the peer had read the frame already")     \
     X(wakeups,              "any",  "times a thread came back from sleep, for whatever reason")    \
-    X(waits_uring,          "any",  "sleeps in io_uring")                                          \
-    X(waits_epoll,          "any",  "sleeps in epoll, or in poll(2)")                              \
+    X(waits_uring,          "any",  "sleeps of the background thread in io_uring")                 \
+    X(waits_epoll,          "any",  "sleeps of the background thread in epoll, or in poll(2)")     \
     X(spins_hit,            "role", "spins that found work before their budget was spent")         \
     X(spins_missed,         "role", "spins that ended in sleep")                                   \
     X(rescued,              "role", "waits that were over while their thread slept on: always 0")  \

@@ -140,7 +140,6 @@ void bxi_drive_init(struct bx_job *job)
         .system = &bxi_real_system,
         .context = job,
         .name = job->name,
-        .serial = job->serial,
         .spin_ns = job->options.no_spin ? 0 : job->options.spin_ns,
         .counters = job->counters,
     };

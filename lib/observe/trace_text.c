@@ -262,7 +262,7 @@ static char *put_own(char *at, struct line line)
 static char *put_sleep(char *at, struct line line)
 {
     static const char *const who[] = { "background", "leader", "follower" };
-    static const char *const by[] = { "io_uring", "epoll", "futex" };
+    static const char *const by[] = { "io_uring", "epoll", "futex", "poll" };
     const struct bxi_mark *mark = line.mark;
 
     line.category = line.what = "sleep";

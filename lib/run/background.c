@@ -62,7 +62,6 @@ static void drive_background(const struct bxi_role *role)
 /* Sleeps until the bell, a watched descriptor or the next deadline. How long, if something happened; else 0. */
 static uint64_t sleep_in_background(struct bxi_run *run, struct bxi_sleeper *sleeper, bool *failed)
 {
-    const struct bxi_sleep sleep = { sleeper, BXI_SLEEPS_BACKGROUND, failed };
     uint64_t tokens[BXI_SLEEPER_FDS];
     uint64_t until_ns, now_ns, timeout_ns = BX_FOREVER;
     int count;
@@ -72,7 +71,7 @@ static uint64_t sleep_in_background(struct bxi_run *run, struct bxi_sleeper *sle
     until_ns = bxi_least(bxi_until_when(run, now_ns), bxi_next_deadline_ns(run, now_ns));
     if (until_ns != BX_FOREVER)
         timeout_ns = until_ns > now_ns ? until_ns - now_ns : 0;
-    count = bxi_sleep(run, &sleep, timeout_ns, tokens);
+    count = bxi_sleep(run, sleeper, timeout_ns, tokens, failed);
     if (count < 0)
         bxi_note(run, BXI_EVENT_SCAN);
     if (count == 0)
@@ -101,14 +100,18 @@ static void announce_ready(struct bxi_run *run, uint32_t ready)
 /* On its bell and what is watched. 0, -errno. */
 static int make_background_sleeper(struct bxi_run *run, struct bxi_sleeper **sleeper)
 {
-    struct bxi_watched watched[BXI_SLEEPER_FDS] = { { run->bell_fd[0], BXI_TOKEN_BELL } };
+    const struct bxi_system *system = run->system;
+    int rc = system->create(run->sleeper_kind, sleeper);
 
-    int count = 1;
-
-    for (int i = 0; i < run->watched_count; i++)
+    if (rc < 0)
+        return rc;
+    rc = system->watch(*sleeper, run->bell_fd[0], BXI_TOKEN_BELL);
+    for (int i = 0; rc == 0 && i < run->watched_count; i++)
         if (run->watched[i].fd >= 0)
-            watched[count++] = run->watched[i];
-    return bxi_make_sleeper(run, watched, count, sleeper);
+            rc = system->watch(*sleeper, run->watched[i].fd, run->watched[i].token);
+    if (rc < 0)
+        system->destroy(*sleeper);
+    return rc;
 }
 
 static void *run_background(void *argument);
@@ -188,7 +191,6 @@ void bxi_run_init(struct bxi_run *run, const struct bxi_run_setup *setup)
     run->system = setup->system;
     run->context = setup->context;
     run->name = setup->name;
-    run->serial = setup->serial;
     bxi_spin_init(run, setup->spin_ns);
     run->counters = setup->counters;
     run->fork_generation = bxi_load_relaxed(&bxi_forks);
@@ -202,7 +204,6 @@ void bxi_run_fini(struct bxi_run *run)
 
     if (run->system == NULL)        /* it was never begun */
         return;
-    bxi_drop_own_sleeper(run);
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
         if (fds[i] >= 0)
             close(fds[i]);

@@ -113,20 +113,11 @@ void bxi_adapt_spin(const struct bxi_role *role, uint64_t slept_ns);       /* a 
 
 /* ---- sleep.c --------------------------------------------------------------------------------------- */
 
-/* Makes a sleeper that watches all of them. 0, -errno. */
-int bxi_make_sleeper(const struct bxi_run *run, const struct bxi_watched *watched, int count,
-                     struct bxi_sleeper **sleeper);
-/* One wait in it, counted, and shown to the host. A change of the sleeper's kind and a failure are logged, the latter
- * once for each sleeper (*failed). How many tokens, of BXI_SLEEPER_FDS at most; -errno. */
-struct bxi_sleep {
-    struct bxi_sleeper *sleeper;
-    enum bxi_sleeps who;
-    bool *failed;
-};
-int bxi_sleep(struct bxi_run *run, const struct bxi_sleep *sleep, uint64_t timeout_ns, uint64_t *tokens);
-/* On the leader's eventfd, in a sleeper of this thread's own. True if a bell or an event ended it. */
+/* A wait of the background thread, counted, and shown to the host. A change of the sleeper's kind and a failure are
+ * logged, the latter once (*failed). How many tokens, of BXI_SLEEPER_FDS at most; -errno. */
+int bxi_sleep(struct bxi_run *run, struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t *tokens, bool *failed);
+/* On the leader's eventfd. True if a bell or an event ended it. */
 bool bxi_sleep_as_leader(const struct bxi_role *role, uint64_t timeout_ns);
-void bxi_drop_own_sleeper(const struct bxi_run *run);          /* of this thread, if it is for this run */
 /* After a sleep that nobody ended and that was to last until then: counts what the bell should have announced, unless
  * the bell is rung late. waiter: who slept as the leader; or NULL. */
 void bxi_count_late(struct bxi_run *run, uint64_t until_ns, int bell_fd, struct bxi_waiter *waiter);

@@ -122,7 +122,7 @@ struct bxi_source {
 /* ---- What run needs of the job, and of the system ----------------------------------------------------- */
 
 enum bxi_sleeps { BXI_SLEEPS_BACKGROUND = 0, BXI_SLEEPS_LEADER = 1, BXI_SLEEPS_FOLLOWER = 2 };
-enum bxi_sleeps_by { BXI_SLEEPS_BY_URING = 0, BXI_SLEEPS_BY_EPOLL = 1, BXI_SLEEPS_BY_FUTEX = 2 };
+enum bxi_sleeps_by { BXI_SLEEPS_BY_URING = 0, BXI_SLEEPS_BY_EPOLL = 1, BXI_SLEEPS_BY_FUTEX = 2, BXI_SLEEPS_BY_POLL = 3 };
 
 struct bxi_host {
     /* A descriptor of bxi_run_watch is readable; it is not watched any more by the thread that saw it. Without the
@@ -157,6 +157,7 @@ struct bxi_system {
     int (*watch)(struct bxi_sleeper *sleeper, int fd, uint64_t token);
     void (*forget)(struct bxi_sleeper *sleeper, uint64_t token);
     int (*wait)(struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t *tokens, int most);
+    int (*sleep_on)(struct pollfd *fds, nfds_t count, uint64_t timeout_ns);
     int (*poll)(struct pollfd *fds, nfds_t count, int timeout_ms);
     void (*wait_while_1)(bxi_a32 *word, uint64_t deadline_ns);      /* until it is woken, at most until the deadline */
 };
@@ -169,15 +170,13 @@ struct bxi_watched {
     uint64_t token;
 };
 #define BXI_TOKEN_BELL 100000u          /* run's own; those of bxi_run_watch are below */
-#define BXI_TOKEN_LOOP 100001u
-#define BXI_TOKEN_TIMER 100002u
+#define BXI_TOKEN_TIMER 100001u
 
 struct bxi_run {
     const struct bxi_host *host;                /* start, to loop_fd */
     const struct bxi_system *system;
     void *context;                              /* the host's, and of timers */
     const char *name;                           /* of the worker, in the log */
-    uint64_t serial;                            /* no other run in this process has or had it */
     uint32_t fork_generation;
     enum bxi_sleeper_kind sleeper_kind;
     int cpus;                                   /* that the workers may use together */
@@ -241,7 +240,6 @@ struct bxi_run_setup {
     const struct bxi_system *system;
     void *context;
     const char *name;
-    uint64_t serial;
     uint64_t spin_ns;                           /* 0: no spinning */
     bxi_a64 *counters;                          /* until there is a segment */
 };

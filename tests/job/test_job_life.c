@@ -76,7 +76,7 @@ static void live_alone(void)
     bx_job_destroy(job);
 }
 
-/* A job from start to end, with calls that carry bytes and a tensor, and a wait that makes this thread's sleeper. */
+/* A job from start to end, with calls that carry bytes and a tensor, and a wait in which this thread sleeps. */
 static void live(bool own_loop)
 {
     struct bx_options options = { .job = job_name, .rank = 0, .world_size = 2, .own_loop = own_loop };
@@ -125,6 +125,47 @@ Test(job_life, a_worker_is_a_job_alone)
     live_alone();
     cr_expect_eq(open_descriptors(), before);
     cr_expect_eq(mappings_of(job_name, ""), 0);
+}
+
+/* ---- The program's own system calls ------------------------------------------------------------------------------ */
+
+#define MUCH (1 << 20)          /* more than a pipe holds */
+
+static void *read_late(void *fd)
+{
+    static char bytes[MUCH];
+
+    usleep(300000);
+    for (ssize_t got = 0, more = 1; got < MUCH && more > 0; got += more)
+        more = read(*(int *)fd, bytes, MUCH);
+    return NULL;
+}
+
+static void expect_whole_writes(void)
+{
+    static const char bytes[MUCH];
+    pthread_t reader;
+    int ends[2];
+
+    cr_assert_eq(pipe2(ends, O_CLOEXEC), 0);
+    cr_assert_eq(pthread_create(&reader, NULL, read_late, &ends[0]), 0);
+    cr_expect_eq(write(ends[1], bytes, MUCH), MUCH);
+    close(ends[1]);
+    pthread_join(reader, NULL);
+    close(ends[0]);
+}
+
+/* The kernel interrupts a thread that has used a ring of io_uring some 10 ms after the ring was closed. */
+Test(job_life, cuts_no_write_of_the_program_short)
+{
+    struct bx_options options = { .job = job_name, .world_size = 1 };
+    struct bx_job *job = NULL;
+
+    cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
+    expect_whole_writes();
+    bx_job_destroy(job);
+    live(false);
+    expect_whole_writes();
 }
 
 /* ---- Clocks -------------------------------------------------------------------------------------- */

@@ -132,6 +132,21 @@ static inline int fake_wait(struct bxi_sleeper *sleeper, uint64_t timeout_ns, ui
     return found;
 }
 
+/* The leader's, of whom there is one at a time. */
+static inline int fake_sleep_on(struct pollfd *fds, nfds_t count, uint64_t timeout_ns)
+{
+    static struct bxi_sleeper *leader;
+    uint64_t tokens[2];
+
+    if (leader == NULL)
+        fake_create(BXI_SLEEPER_POLL, &leader);
+    leader->count = 0;
+    for (nfds_t i = 0; i < count; i++)
+        fake_watch(leader, fds[i].fd, i);
+    fake_wait(leader, timeout_ns, tokens, 2);
+    return poll(fds, count, 0);
+}
+
 static inline int fake_poll(struct pollfd *fds, nfds_t count, int timeout_ms)
 {
     (void)fds, (void)count, (void)timeout_ms;
@@ -168,7 +183,7 @@ static inline void fake_yield(void)
 static const struct bxi_system fake_system = {
     .now_ns = fake_now_ns, .coarse_ns = fake_now_ns, .thread_ns = fake_now_ns, .yield = fake_yield,
     .create = fake_create, .destroy = fake_destroy, .kind = fake_kind, .watch = fake_watch, .forget = fake_forget,
-    .wait = fake_wait, .poll = fake_poll, .wait_while_1 = fake_wait_while_1,
+    .wait = fake_wait, .sleep_on = fake_sleep_on, .poll = fake_poll, .wait_while_1 = fake_wait_while_1,
 };
 
 /* ---- A host that wants to know nothing ------------------------------------------------------------ */
@@ -221,7 +236,7 @@ static inline void begin_run(struct bxi_run *one, const struct bxi_system *syste
 {
     bxi_bell_write = ring_and_tell;
     fake.now_ns = 1;
-    bxi_run_init(one, &(struct bxi_run_setup){ .host = &fake_host, .system = system, .name = "fake", .serial = 1,
+    bxi_run_init(one, &(struct bxi_run_setup){ .host = &fake_host, .system = system, .name = "fake",
                                                .counters = counters, .spin_ns = spin_ns });
     cr_assert_eq(bxi_run_open_bells(one), 0);
     bxi_run_attach(one, &armed, counters, &spins);

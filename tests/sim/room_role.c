@@ -378,7 +378,7 @@ static int begin(void)
     int rc;
 
     armed = sim_memory(64);
-    bxi_run_init(&run, &(struct bxi_run_setup){ .host = &host, .system = &bxi_real_system, .name = "sim", .serial = 1,
+    bxi_run_init(&run, &(struct bxi_run_setup){ .host = &host, .system = &bxi_real_system, .name = "sim",
                                                 .counters = counters, .spin_ns = sim_choose(4) == 0 });
     run.sleeper_kind = BXI_SLEEPER_EPOLL;
     if ((rc = bxi_run_open_bells(&run)) < 0)

@@ -122,7 +122,7 @@ struct bxi_source {
 /* ---- What run needs of the job, and of the system ----------------------------------------------------- */
 
 enum bxi_sleeps { BXI_SLEEPS_BACKGROUND = 0, BXI_SLEEPS_LEADER = 1, BXI_SLEEPS_FOLLOWER = 2 };
-enum bxi_sleeps_by { BXI_SLEEPS_BY_URING = 0, BXI_SLEEPS_BY_EPOLL = 1, BXI_SLEEPS_BY_FUTEX = 2, BXI_SLEEPS_BY_POLL = 3 };
+enum bxi_sleeps_by { BXI_SLEEPS_BY_URING, BXI_SLEEPS_BY_EPOLL, BXI_SLEEPS_BY_FUTEX, BXI_SLEEPS_BY_POLL };
 
 struct bxi_host {
     /* A descriptor of bxi_run_watch is readable; it is not watched any more by the thread that saw it. Without the

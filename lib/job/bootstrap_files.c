@@ -54,15 +54,19 @@ enum lock_byte { JOB_BYTE = 0, GUARD_BYTE = 1 };
 int bxi_socket_dir_make(const char *path)
 {
     struct stat status;
+    int rc = lstat(path, &status);
 
-    if (mkdir(path, 0700) == 0)
-        chmod(path, 0700);      /* an umask may have taken away too much */
-    else if (errno != EEXIST)
-        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s cannot be made: %s; set XDG_RUNTIME_DIR to "
+    if (rc < 0 && errno == ENOENT) {
+        if (mkdir(path, 0700) == 0)
+            chmod(path, 0700);      /* an umask may have taken away too much */
+        else if (errno != EEXIST)
+            return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s cannot be made: %s; set XDG_RUNTIME_DIR to "
+                                            "a directory of your own", path, bx_strerror(-errno));
+        rc = lstat(path, &status);
+    }
+    if (rc < 0)
+        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s cannot be looked at: %s; set XDG_RUNTIME_DIR to "
                                         "a directory of your own", path, bx_strerror(-errno));
-    if (lstat(path, &status) < 0)
-        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s cannot be looked at: %s", path,
-                       bx_strerror(-errno));
     if (!S_ISDIR(status.st_mode))
         return bx_fail(BX_E_SOCKET_DIR, "%s, where the socket directory should be, is not a directory; "
                                         "remove it", path);

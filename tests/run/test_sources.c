@@ -627,3 +627,20 @@ Test(sources, have_no_background_thread_left_at_the_end_though_two_left_in_handl
     cr_expect_eq(fake.sleeper_count, 3);
     cr_expect_eq(bxi_load_relaxed(&fake.destroyed), 3);
 }
+
+static int refuse_peers(struct bxi_sleeper *sleeper, int fd, uint64_t token)
+{
+    return token == BXI_TOKEN_BELL ? fake_watch(sleeper, fd, token) : -ENOSPC;
+}
+
+Test(sources, have_no_background_thread_that_cannot_watch_a_worker)
+{
+    struct bxi_system refusing = fake_system;
+
+    refusing.watch = refuse_peers;
+    run.system = &refusing;
+    bxi_run_watch(&run, run.bell_fd[1], 1);
+    cr_expect_eq(bxi_progress_start(&run, false), -ENOSPC);
+    cr_expect_eq(bxi_load_relaxed(&fake.destroyed), 1);
+    bxi_progress_stop(&run);
+}

@@ -90,6 +90,34 @@ Test(arena, punches_fragments_but_only_above_the_high_water_mark, .init = create
     cr_assert_eq(stats().committed_bytes, pages_bytes());
 }
 
+/* As workers do that keep and drop tensors of 64 bytes to 512 KiB, as many of each power of two: committed bytes stay
+ * within what the head of arena.c promises, and no block is written to by another one. */
+Test(arena, does_not_grow_whatever_is_freed_first, .init = create_large, .fini = release)
+{
+    static size_t sizes[BLOCKS];
+    uint64_t random = 1;
+
+    for (int turn = 0; turn < 300000; turn++) {
+        random = random * UINT64_C(6364136223846793005) + 1442695040888963407u;
+
+        size_t i = random >> 56, least = (size_t)64 << (random >> 40) % 13;
+        unsigned char *block = blocks[i];
+        struct bxi_arena_stats now = stats();
+
+        cr_assert_leq(now.committed_bytes, now.high_water_bytes / 4 * 5 + 17 * MIB, "turn %d", turn);
+        cr_assert(block == NULL || (block[0] == i && block[sizes[i] - 1] == i), "turn %d", turn);
+        bxi_arena_free(arena, block);
+        sizes[i] = least + (random >> 20) % least;
+        blocks[i] = block = alloc(sizes[i]);
+        block[0] = block[sizes[i] - 1] = (unsigned char)i;
+    }
+    free_many(0, 1, BLOCKS);
+    cr_assert_eq(stats().used_bytes, 0);
+    cr_assert_eq(stats().committed_bytes, pages_bytes());
+    bxi_arena_trim(arena);
+    cr_assert_eq(pages_bytes(), 0);
+}
+
 Test(arena, keeps_pages_below_the_high_water_mark_when_jemalloc_decommits_them, .init = create_small,
      .fini = release)
 {

@@ -20,26 +20,6 @@ static int punches(void)
     return (int)bxi_load_relaxed(&fake_fallocate.punches);
 }
 
-Test(arena, gives_a_freed_block_out_again_warm, .init = create_small, .fini = release)
-{
-    alloc_many(0, 1, 30, MIB);
-    for (int i = 0; i < 30; i++)
-        memset(blocks[i], 0x5a, MIB);
-    uint64_t pages = pages_bytes();
-    int calls = allocations();
-
-    for (int round = 0; round < 3; round++) {
-        free_many(0, 1, 30);
-        cr_assert_eq(stats().used_bytes, 0);
-        alloc_many(0, 1, 30, MIB);
-        for (int i = 0; i < 30; i++)
-            cr_assert(is_all(blocks[i], 0x5a, MIB));
-    }
-    cr_assert_eq(allocations(), calls);
-    cr_assert_eq(punches(), 0);
-    cr_assert_eq(pages_bytes(), pages);
-}
-
 /* 2 KB blocks are one class, 9 MB ones another: each comes back last in, first out. */
 Test(arena, gives_out_the_block_that_was_freed_last, .init = create_small, .fini = release)
 {
@@ -53,18 +33,6 @@ Test(arena, gives_out_the_block_that_was_freed_last, .init = create_small, .fini
     cr_assert_eq(alloc(9 * MIB - 1), large);
     cr_assert_eq(alloc(2000), small);
     cr_assert_eq(alloc(1900), other);
-}
-
-/* Else a worker whose sizes change would hold the maximum of each. */
-Test(arena, reuses_the_memory_of_other_sizes_before_it_takes_more, .init = create_large, .fini = release)
-{
-    for (size_t bytes = 100 * KIB; bytes <= 1600 * KIB; bytes *= 2) {
-        int count = (int)(25 * MIB / bytes);
-        alloc_many(0, 1, count, bytes);
-        free_many(0, 1, count);
-    }
-    cr_assert_geq(stats().high_water_bytes, 25 * MIB);
-    cr_assert_leq(pages_bytes(), 2 * stats().high_water_bytes);
 }
 
 Test(arena, punches_fragments_but_only_above_the_high_water_mark, .init = create_large, .fini = release)
@@ -197,23 +165,6 @@ Test(arena, gives_back_all_that_is_unused_when_it_is_trimmed, .init = create_lar
     cr_assert_eq(pages_bytes(), 0);
     cr_assert_eq(stats().committed_bytes, 0);
     cr_assert(is_all(alloc(10 * MIB), 0, 10 * MIB));
-}
-
-Test(arena, gives_spare_pages_back_when_it_is_trimmed, .init = create_small, .fini = release)
-{
-    bxi_arena_free(arena, alloc(20 * MIB));
-    cr_assert_eq(bxi_arena_alloc(arena, 60 * MIB, &blocks[0]), -ENOMEM);
-    cr_assert_geq(pages_bytes(), 20 * MIB);
-    bxi_arena_trim(arena);
-    cr_assert_eq(pages_bytes(), 0);
-    cr_assert_eq(stats().committed_bytes, 0);
-}
-
-Test(arena, can_be_trimmed_before_its_first_block, .init = create_small, .fini = release)
-{
-    bxi_arena_trim(arena);
-    cr_assert_eq(stats().committed_bytes, 0);
-    alloc(MIB);
 }
 
 Test(arena, keeps_pages_that_cannot_be_punched, .init = create_small, .fini = release)

@@ -466,8 +466,7 @@ static const struct placing {
     int index, reader;                  /* of the tensor and of the device that reads it, there */
 } placings[] = {
     { "staged between devices without peer access", "2", "all", NULL, NULL, 0, { 1, -1 }, 3, 3, 1, 0 },
-    { "staged every time: each is hidden from the other and out of its reach", "2", "all", "0", "1", 0, { 0, -1 }, 11, 11,
-      0, 0 },
+    { "staged every time: hidden from each other, out of reach", "2", "all", "0", "1", 0, { 0, -1 }, 11, 11, 0, 0 },
     { "mapped on the device that both use", "2", "all", NULL, NULL, 1, { 0, 1 }, 1, 0, 1, 1 },
     { "mapped on the second there, which alone has peer access", "3", "0-1", NULL, NULL, 0, { 1, 2 }, 1, 0, 0, 1 },
     { "the same, hidden from the first", "3", "0-2", "0,1", "2,1", 0, { 0, 1 }, 5, 0, 1, 1 },

@@ -6,8 +6,8 @@
 # A job of each demo lives all the while; they take turns, a few seconds each, and are stopped between. In each round
 # each demo also trains shortly with a fixed seed, and must print the figures of the first round: they are made of what
 # crossed between workers. Nothing may be left of such a job. At the end of a round anonymous memory and descriptors of
-# each worker that lives, its arena and what is in /dev/shm are measured. The most of the first three rounds is what they
-# may have: a quarter more and the slack below, or the soak fails.
+# each worker that lives, its arena and what is in /dev/shm are measured. The most of the first three rounds is what
+# they may have: a quarter more and the slack below, or the soak fails.
 set -u
 
 seconds=${1:-3600}

@@ -727,8 +727,8 @@ help:
 #? make fuzz            fuzzes what reads other workers' memory, with libFuzzer (clang): FUZZ='boot frame lease stat',
 #?                      each for FUZZ_S=600 seconds; tests/fuzz/fuzz.c
 #? make fuzz-replay     the corpus of these once, without clang
-#? make soak            all demos, and tensors of all sizes between four workers, for SOAK_S=3600 seconds: do memory,
-#?                      descriptors, arenas or /dev/shm grow, does a payload change?
+#? make soak            all demos for SOAK_S=3600 seconds: do memory, descriptors, arenas or /dev/shm grow, does a
+#?                      payload change?
 #? make mutants         puts faults into FILES (those that differ from SINCE, HEAD): do the tests notice? KEPT=all
 #?                      those of tests/mutants/*.mut; see tests/mutants/README.md
 #? make coverage        the lines and branches of lib/ and shm/ that the unit tests and the simulator run, a line a file

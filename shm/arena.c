@@ -20,10 +20,10 @@
  *
  * So the size of an arena settles: the mark bounds the shelved blocks, and a quarter of the mark plus 16 MiB bounds
  * jemalloc's fragments. The mark itself is the maximum of many sums of random sizes, which grows slowly for a while.
- * Measured for an hour (tests/prog/prog_soak.c: 4 workers, 2.6 million calls, 64 bytes to 512 KiB, some 9 MiB in use in
- * each): at the end of each of 60 rounds all blocks were freed, and 0 bytes were in use; after the trim at the end 0
- * bytes were committed. The mark went from 10 to 12 MiB, with its last step after 36 minutes, the fragments from 4 to 6
- * MiB. Both together: 13.2 to 15.0 MiB after a minute, 15.1 to 17.8 after ten, 17.1 to 18.0 after sixty.
+ * Measured for an hour (4 workers, 2.6 million calls, 64 bytes to 512 KiB, some 9 MiB in use in each): at the end of
+ * each of 60 rounds all blocks were freed, and 0 bytes were in use; after the trim at the end 0 bytes were committed.
+ * The mark went from 10 to 12 MiB, with its last step after 36 minutes, the fragments from 4 to 6 MiB. Both together:
+ * 13.2 to 15.0 MiB after a minute, 15.1 to 17.8 after ten, 17.1 to 18.0 after sixty.
  *
  * The size classes are jemalloc's, four to each doubling. A page has blocks of one class only, so the class of a block
  * is stored by the page on which it begins.

@@ -47,19 +47,6 @@ static void end(struct world *w)
 
 /* ---- Forms of graphs ----------------------------------------------------------------------------- */
 
-/* y = (ab) (ab + a): dy/da = 2 a b^2 + 2 a b, dy/db = 2 a^2 b + a^2. */
-Test(autograd_pass, a_diamond_runs_each_node_once_after_all_of_its_edges)
-{
-    struct world w = begin();
-    struct bx_var *ab = bx_var_mul(w.tape, w.a, w.b), *y = bx_var_mul(w.tape, ab, bx_var_add(w.tape, ab, w.a));
-
-    cr_assert_eq(bx_backward(&y, NULL, 1, false, w.grads), 0, "%s", bx_error_text());
-    cr_expect_eq(grad_of(w.grads, w.a), 2 * 3 * 25 + 2 * 15);
-    cr_expect_eq(grad_of(w.grads, w.b), 2 * 9 * 5 + 9);
-    cr_expect_eq(bx_grads_count(w.grads), 2);
-    end(&w);
-}
-
 /* Each level doubles: 2^40 paths, which a walk by paths would not finish. */
 Test(autograd_pass, forty_diamonds_in_a_row_take_forty_steps)
 {
@@ -501,30 +488,6 @@ Test(autograd_pass, gradients_that_meet_do_not_write_to_each_other)
     cr_expect_eq(element(given, 0), 1);
     bx_tensor_release(given);
     end(&w);
-}
-
-Test(autograd_pass, a_table_holds_many_parameters)
-{
-    OWN(tape) *tape = new_tape();
-    OWN(grads) *grads = new_grads();
-    enum { MANY = 1000 };
-    static struct bx_var *params[MANY];
-
-    for (int i = 0; i < MANY; i++)
-        params[i] = scalar(i);
-    for (int round = 1; round <= 2; round++) {
-        struct bx_var *sum = params[0];
-
-        for (int i = 1; i < MANY; i++)
-            sum = bx_var_add(tape, sum, bx_var_scale(tape, params[i], i));
-        cr_assert_eq(bx_backward(&sum, NULL, 1, false, grads), 0);
-        cr_expect_eq(bx_grads_count(grads), MANY);
-        for (int i = 1; i < MANY; i++)
-            cr_assert_eq(grad_of(grads, params[i]), round * i);
-        bx_tape_clear(tape);
-    }
-    for (int i = 0; i < MANY; i++)
-        bx_var_release(params[i]);
 }
 
 Test(autograd_pass, bx_grads_add_checks_dtype_and_shape)

@@ -24,28 +24,6 @@ static double first_of(int rank)
 
 /* ---- Functions that take part --------------------------------------------------------------------------- */
 
-/* x * w, with worker2's product in between. */
-HARNESS_HANDLER(nested)
-{
-    struct pass pass;
-    struct bx_var *x, *y;
-    int rc = pass_open(args, &pass);
-
-    if (rc == 0) {
-        x = bx_read_var(pass.context, pass.tape, args);
-        y = pass_call(bx_request_job(request), &pass, "worker2", "product", x, NULL);
-        rc = bx_msg_put_var(reply, pass.context, bx_var_mul(pass.tape, y, w));
-    }
-    return pass_close(&pass, rc);
-}
-
-static int dies(void *context, const struct bx_node_grads *grads)
-{
-    (void)context, (void)grads;
-    kill(getpid(), SIGKILL);
-    return 0;
-}
-
 static int stays(void *context, const struct bx_node_grads *grads)
 {
     (void)context, (void)grads;
@@ -113,11 +91,10 @@ HARNESS_HANDLER(count_contexts)
 
 static int setup(struct bx_job *job)
 {
-    static const bx_backward_fn failing = dist_fails, dying = dies, staying = stays, holding = holds_back;
+    static const bx_backward_fn failing = dist_fails, staying = stays, holding = holds_back;
 
-    HARNESS_REGISTER(job, HARNESS_BLOCKING("product", dist_product), HARNESS_BLOCKING("nested", nested),
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("product", dist_product),
                      { "fails", BX_BLOCKING, dist_custom, NULL, (void *)(uintptr_t)&failing },
-                     { "dies", BX_BLOCKING, dist_custom, NULL, (void *)(uintptr_t)&dying },
                      { "stays", BX_BLOCKING, dist_custom, NULL, (void *)(uintptr_t)&staying },
                      { "holds_back", BX_BLOCKING, dist_custom, NULL, (void *)(uintptr_t)&holding },
                      HARNESS_ASYNC("stay", harness_never), HARNESS_INLINE("get_param", get_param),
@@ -177,28 +154,6 @@ HARNESS_TEST(dist, leaves_out_what_the_loss_does_not_use, 60, .size = 3, .setup 
     NEAR(grad_of(job, pass.context, "worker1", 2), 1);
     HARNESS_CHECK(isnan(grad_of(job, pass.context, "worker2", 2)));
     pass_end(&pass);
-    await_no_context(job, "worker2");
-}
-
-HARNESS_TEST(dist, carries_the_context_into_nested_calls, 60, .size = 3, .setup = setup)
-{
-    struct pass pass = pass_begin();
-    struct bx_var *y, *z, *loss;
-
-    /* y = w0 * w2 * w1, z = y * w1: sum(z + y) has dw0 = w1 w2 (1 + w1), and so on. */
-    y = pass_call(job, &pass, "worker1", "nested", w, NULL);
-    z = pass_call(job, &pass, "worker1", "product", y, NULL);
-    loss = bx_var_sum(pass.tape, bx_var_add(pass.tape, y, z));
-    HARNESS_EQ(pass_back(&pass, loss, false), 0);
-    for (int i = 0; i < WIDTH; i++) {
-        double a = first_of(0) + 0.1 * i, b = first_of(1) + 0.1 * i, c = first_of(2) + 0.1 * i;
-
-        NEAR(dist_grad_at(pass.context, i), b * c * (1 + b));
-        NEAR(grad_of(job, pass.context, "worker1", i), a * c * (1 + 2 * b));
-        NEAR(grad_of(job, pass.context, "worker2", i), a * b * (1 + b));
-    }
-    pass_end(&pass);
-    await_no_context(job, "worker1");
     await_no_context(job, "worker2");
 }
 
@@ -264,19 +219,6 @@ HARNESS_TEST(dist, ends_everywhere_with_the_error_of_a_node, 60, .size = 3, .set
     await_no_context(job, "worker2");
     HARNESS_EQ(pass_back(&pass, loss, false), -EDOM);
     pass_end(&pass);
-}
-
-HARNESS_TEST(dist, ends_everywhere_when_a_worker_dies, 60, .size = 3, .setup = setup, .dies = 1u << 1)
-{
-    struct pass pass = pass_begin();
-    struct bx_var *loss = bx_var_sum(pass.tape, pass_call(job, &pass, "worker1", "dies", w, NULL));
-
-    pass_call(job, &pass, "worker2", "product", w, NULL);
-    HARNESS_EQ(pass_back(&pass, loss, false), BX_E_PEER_DEAD);
-    HARNESS_HAS(bx_error_text(), "worker1");
-    await_no_context(job, "worker2");
-    pass_end(&pass);
-    HARNESS_EQ(bx_dist_contexts(dist), 0);
 }
 
 /* pytorch#38513 */

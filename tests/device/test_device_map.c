@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The first frame that refers to a slab waits in its ring until the slab is mapped: which frames wait with it, which do
- * not, and what happens if a worker cancels, dies or leaves meanwhile. Also many slabs, devices and starts.
+ * not, and what happens if a worker cancels, dies or leaves meanwhile. Also many slabs and devices.
  *
  * Mapping waits here until a pipe is readable (FAKE_CUDA_OPEN_GATE), so that what must not wait for it is done before.
  * Where FAKE_CUDA_OPEN_MS makes it long, no test asserts a duration.
@@ -350,46 +350,3 @@ static void lends_and_leaves(struct bx_job *job)
 
 DEVICE_WORLD(device_map, frees_no_open_slab_when_all_leave, 60, DEVICE_FAKE, .size = 2, .setup = setup,
              .body = { lends_and_leaves, lends_and_leaves });
-
-/* ---- Starts ---------------------------------------------------------------------------------- */
-
-#define JOBS 8
-
-/* A worker that starts and ends repeatedly in one process. */
-static void starts_again(struct bx_job *job)
-{
-    int rank = bx_job_rank(job);
-
-    harness_leaves_by_itself();
-    for (int i = 0; i < JOBS; i++) {
-        char name[BX_NAME_MAX + 1];
-        struct bx_options options = { .job = name, .rank = rank, .world_size = 2, .name = rank == 0 ? "a" : "b" };
-        struct bx_tensor *tensor;
-        struct bx_msg *args;
-
-        snprintf(name, sizeof name, "%s-%d", harness_job_name(), i);
-        tensor = device_numbers(job, device_open(job, 0), 10, 3);
-        harness_post(OPEN);
-        harness_await(OPEN, (uint32_t)(2 * i + 2));
-        args = device_msg(tensor, DEVICE_AT);
-        HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, 1 - rank), "note", args, NULL, NULL), 0);
-        bx_msg_destroy(args);
-        bx_tensor_release(tensor);
-        HARNESS_EQ(bx_job_shutdown(job, 0), 0);
-        bx_job_destroy(job);
-        if (i == JOBS - 1)
-            break;
-        HARNESS_EQ(bx_job_create(&options, &job), 0);
-        HARNESS_EQ(setup(job), 0);
-        HARNESS_EQ(bx_job_start(job), 0);
-    }
-}
-
-Test(device_map, leaves_the_memory_unchanged_after_many_starts, .timeout = 120)
-{
-    device_world(DEVICE_ANY);
-    for (int i = 0; i < 3; i++) {
-        harness_reset();
-        device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { starts_again, starts_again } });
-    }
-}

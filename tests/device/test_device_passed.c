@@ -177,14 +177,15 @@ static void expect_counts(struct bx_job *job, uint64_t passed, uint64_t bytes)
 
 /* ---- Nobody dies ------------------------------------------------------------------------------------------ */
 
-DEVICE_TEST(device_passed, tensors_reach_a_third_worker_without_a_copy, 60, DEVICE_ANY, .size = 3, .setup = setup,
-            .body = { [1] = open_and_serve, open_and_serve })
+DEVICE_TEST(device_passed, tensors_reach_third_and_fourth_workers_without_a_copy, 60, DEVICE_ANY, .size = 4,
+            .setup = setup, .body = { [1] = open_and_serve, open_and_serve, open_and_serve })
 {
-    struct bx_tensor *tensor = device_numbers(job, device_begin(job, 2), COUNT, 5), *view = NULL;
+    struct bx_tensor *tensor = device_numbers(job, device_begin(job, 3), COUNT, 5), *view = NULL;
 
     for (int i = 0; i < 10; i++)
         HARNESS_EQ(by(job, tensor, 5, "2look"), 0);
     HARNESS_EQ(by(job, tensor, 6, "2look"), COUNT);             /* it checks the elements */
+    HARNESS_EQ(by(job, tensor, 5, "23look"), 0);
     HARNESS_EQ(by(job, tensor, 5, "+2look"), 0);
     HARNESS_EQ(bx_tensor_slice(tensor, 0, 100, 300, 1, &view), 0);
     HARNESS_EQ(by(job, view, 105, "2look"), 0);
@@ -194,18 +195,7 @@ DEVICE_TEST(device_passed, tensors_reach_a_third_worker_without_a_copy, 60, DEVI
     bx_tensor_release(view);
     bx_tensor_release(tensor);
     HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
-    expect_counts(job, 14, 11 * BYTES + (900 + 200 + 20) * sizeof(int32_t));
-}
-
-DEVICE_TEST(device_passed, tensors_go_on_through_several_workers, 60, DEVICE_ANY, .size = 4, .setup = setup,
-            .body = { [1] = open_and_serve, open_and_serve, open_and_serve })
-{
-    struct bx_tensor *tensor = device_numbers(job, device_begin(job, 3), COUNT, 5);
-
-    HARNESS_EQ(by(job, tensor, 5, "23look"), 0);
-    bx_tensor_release(tensor);
-    HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
-    expect_counts(job, 1, BYTES);
+    expect_counts(job, 15, 12 * BYTES + (900 + 200 + 20) * sizeof(int32_t));
 }
 
 DEVICE_TEST(device_passed, tensors_go_in_replies, 60, DEVICE_ANY, .size = 3, .setup = setup,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gpu/: several devices, of which one cannot access the others; MIG instances; staged memory. What tensors do on hidden
- * devices and on those without peer access: test_device_errors.c.
+ * gpu/: several devices, of which one cannot access the others; MIG instances. What tensors do on hidden devices and on
+ * those without peer access: test_device_errors.c. Staged memory: device/copies_views_through_the_host.
  */
 #include "fake_library.h"
 #include "gpu_fixture.h"
@@ -316,21 +316,3 @@ static void mig_instance(void)
 }
 
 GPU_PAIR(gpu_devices, that_are_mig_instances_access_no_other, 60, GPU_FAKE, mig_instance, mig_instance);
-
-GPU_ALONE(gpu_devices, stage_more_bytes_than_a_buffer_has, 60, GPU_ANY)
-{
-    static unsigned char out[3 * GPU_MIB + 12345], back[sizeof(out)];
-    struct bxi_gpu_block *block;
-
-    gpu_start(0);
-    block = gpu_block(sizeof(out));
-    for (size_t i = 0; i < sizeof(out); i++)
-        out[i] = (unsigned char)(i * 31 + (i >> 16));
-    GPU_EQ(bxi_gpu_stage_in(gpu_lane, block->address, out, sizeof(out)), 0);
-    GPU_EQ(bxi_gpu_stage_out(gpu_lane, back, block->address, sizeof(out)), 0);
-    GPU_EQ(memcmp(out, back, sizeof(out)), 0);
-    GPU_EQ(bxi_gpu_stage_out(gpu_lane, back, block->address, 0), 0);
-    GPU_EQ(gpu_counters().staged_bytes, 2 * sizeof(out));
-    bxi_gpu_free(block);
-    gpu_end();
-}

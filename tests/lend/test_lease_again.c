@@ -328,9 +328,6 @@ static void lends_two_in_turn(struct bx_job *job)
         bx_tensor_release(three[i]);
 }
 
-HARNESS_WORLD(lease_bytes_again, of_tensors_in_turn_are_counted_once, 20, .size = 2, .setup = loans_setup,
-              .handlers = { HARNESS_INLINE("swallow", swallow) }, .body = { lends_two_in_turn });
-
 /* The message has two tensors of 2 MiB each up to four times; 5 MiB may be on loan. */
 HARNESS_WORLD(lease_bytes_again, of_tensors_in_turn_fit_under_the_bound, 20, .size = 2, .setup = loans_setup,
               .handlers = { HARNESS_INLINE("swallow", swallow) }, .body = { lends_two_in_turn },

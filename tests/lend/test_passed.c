@@ -39,24 +39,6 @@ HARNESS_HANDLER(pass_on)
     return 0;
 }
 
-/* Answers with the tensors that another worker answers with: "make" of worker `value`. */
-HARNESS_HANDLER(fetch)
-{
-    struct bx_job *job = bx_request_job(request);
-    struct bx_msg *made = NULL, *count = harness_msg_i64(3);
-    struct bx_reader reader;
-    int rc = bx_rpc_sync(job, bx_worker_name(job, (int)bx_read_i64(args)), "make", count, NULL, &made);
-
-    bx_msg_destroy(count);
-    if (rc < 0)
-        return rc;
-    reader = bx_msg_reader(made);
-    while (bx_reader_tensors_left(&reader) > 0)
-        bx_msg_put_tensor(reply, bx_read_tensor(&reader));
-    bx_msg_destroy(made);
-    return 0;
-}
-
 /* Answers with its tensors; first they go to worker `value` and back, unless that is 0. */
 HARNESS_HANDLER(mirror)
 {
@@ -94,7 +76,7 @@ HARNESS_HANDLER(write_over)
 static int setup(struct bx_job *job)
 {
     HARNESS_REGISTER(job, HARNESS_BLOCKING("pass_on", pass_on), HARNESS_BLOCKING("write_over", write_over),
-                     HARNESS_BLOCKING("fetch", fetch), HARNESS_BLOCKING("mirror", mirror));
+                     HARNESS_BLOCKING("mirror", mirror));
     return loans_setup(job);
 }
 
@@ -165,32 +147,6 @@ HARNESS_TEST(passed, many_tensors_cost_each_as_much_as_few, 60, .size = 3, .setu
     }
 }
 
-static void passed_one(struct bx_job *job)
-{
-    harness_await(CHECKED, 1);
-    check_copied(job, 1);
-    harness_serve(job);
-}
-
-HARNESS_TEST(passed, tensors_go_on_through_several_workers, 60, .size = 4, .setup = setup,
-             .body = { NULL, passed_one, passed_one })
-{
-    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 5, "23", ELEMENTS)), 1);
-    HARNESS_EQ(harness_call_i64(job, "worker3", "drop", 1), 0);
-    loans_come_back(job, -1);
-    harness_post(CHECKED);
-}
-
-HARNESS_TEST(passed, tensors_go_back_to_their_owner_without_a_copy, 60, .size = 2, .setup = setup,
-             .body = { NULL, passed_one })
-{
-    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 3, "0", ELEMENTS)), 1);
-    loans_come_back(job, -1);                               /* the owner needs no lease for what came back */
-    write_over_free_memory(job);
-    HARNESS_EQ(harness_call_i64(job, "worker0", "drop", 1), 0);                /* checks it first */
-    harness_post(CHECKED);
-}
-
 static void passed_fifteen(struct bx_job *job)
 {
     harness_await(CHECKED, 1);
@@ -246,17 +202,6 @@ HARNESS_TEST(passed, parts_go_back_to_their_owner, 60, .size = 2, .setup = setup
     bx_msg_destroy(back);
     bx_tensor_release(whole);
     loans_come_back(job, -1);
-}
-
-HARNESS_TEST(passed, tensors_go_in_replies, 60, .size = 3, .setup = setup, .body = { NULL, passed_fifteen })
-{
-    for (int i = 0; i < 5; i++) {
-        struct bx_msg *reply = harness_ask(job, "worker1", "fetch", harness_msg_i64(2));
-
-        HARNESS_EQ(bx_msg_tensors(reply), 3);
-        loans_end(reply, 0, 3);
-    }
-    harness_post(CHECKED);
 }
 
 /* ---- Deaths ------------------------------------------------------------------------------------------------- */

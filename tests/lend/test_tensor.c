@@ -130,18 +130,6 @@ Test(tensor, is_row_major_and_aligned_when_it_is_created)
     }
 }
 
-Test(tensor, of_no_dimensions_is_a_scalar)
-{
-    struct bx_tensor *tensor = create(BX_F64, 0, NULL);
-
-    cr_expect_eq(bx_tensor_ndim(tensor), 0);
-    cr_expect_eq(bx_tensor_elements(tensor), 1);
-    cr_expect_eq(bx_tensor_bytes(tensor), 8);
-    cr_expect(bx_tensor_is_contiguous(tensor));
-    *(double *)bx_tensor_data_mut(tensor) = 2.5;
-    cr_expect(*(const double *)bx_tensor_data(tensor) == 2.5);
-}
-
 Test(tensor, may_have_no_elements)
 {
     struct bx_tensor *tensor = create(BX_F32, 3, DIMS(4, 0, 3));
@@ -228,17 +216,6 @@ Test(tensor, wraps_memory_and_frees_it_once)
     cr_expect_eq(freed, 0);
     bx_tensor_release(row);
     cr_expect_eq(freed, 1);
-}
-
-Test(tensor, wraps_memory_without_a_free_function)
-{
-    int64_t number = 7;
-    struct bx_tensor *tensor = NULL;
-
-    cr_assert_eq(bx_tensor_wrap(&number, BX_I64, 0, NULL, NULL, NULL, NULL, &tensor), 0);
-    *(int64_t *)bx_tensor_data_mut(tensor) = 8;
-    bx_tensor_release(tensor);
-    cr_expect_eq(number, 8);
 }
 
 Test(tensor, wraps_any_strides_that_are_not_negative)
@@ -444,15 +421,6 @@ Test(tensor, takes_any_strides_within_its_memory)
     cr_expect_null(none);
 }
 
-Test(tensor, view_shares_the_memory)
-{
-    struct bx_tensor *tensor = counting(2, DIMS(3, 3));
-    struct bx_tensor *view = made(bx_tensor_select(tensor, 1, 1, place()));
-
-    ((int32_t *)bx_tensor_data_mut(view))[3] = -5;
-    cr_expect_eq(at(tensor, DIMS(1, 1)), -5);
-}
-
 /* ---- Copies ------------------------------------------------------------------------------------ */
 
 static void fill(struct bx_tensor *tensor)
@@ -542,25 +510,6 @@ Test(tensor, copies_eight_dimensions_in_any_order)
     copy_is_equal(one);
     two = made(bx_tensor_transpose(one, 2, 4, place()));
     copy_is_equal(two);
-}
-
-Test(tensor, copies_into_strides_and_leaves_the_rest_unchanged)
-{
-    struct bx_tensor *from = counting(2, DIMS(3, 4)), *to = create(BX_I32, 2, DIMS(8, 7)), *rows = NULL;
-    struct bx_tensor *part = NULL, *turned = NULL;
-    int32_t *data = bx_tensor_data_mut(to);
-    int untouched = 0;
-
-    for (int i = 0; i < 56; i++)
-        data[i] = -1;
-    rows = made(bx_tensor_slice(to, 0, 1, 8, 2, place()));           /* 4 x 7 */
-    part = made(bx_tensor_slice(rows, 1, 2, 5, 1, place()));         /* 4 x 3 */
-    turned = made(bx_tensor_transpose(part, 0, 1, place()));         /* 3 x 4 */
-    cr_assert_eq(bx_tensor_copy_into(turned, from), 0);
-    are_equal(turned, from);
-    for (int i = 0; i < 56; i++)
-        untouched += data[i] == -1;
-    cr_expect_eq(untouched, 56 - 12);
 }
 
 Test(tensor, copies_an_empty_tensor)

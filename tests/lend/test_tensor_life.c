@@ -33,24 +33,6 @@ HARNESS_TEST(tensor_life, is_kept_beyond_a_handler_of_any_kind, 20, .size = 2, .
     }
 }
 
-HARNESS_TEST(tensor_life, is_kept_beyond_a_one_way_call, 20, .size = 2, .setup = loans_setup)
-{
-    for (int to = 0; to < 2; to++) {
-        const char *name = bx_worker_name(job, to);
-        struct bx_msg *args = loans_msg(job, 50, 2, 4000);
-
-        for (int kind = 0; kind < 4; kind++)
-            HARNESS_EQ(bx_rpc_oneway(job, name, keepers[kind], args, NULL), 0);
-        bx_msg_destroy(args);
-        /* The handlers of the pool and of the batch keep theirs later. */
-        while (harness_call(job, name, "drop", harness_msg_i64(0)) < 8)
-            ;
-        HARNESS_EQ(loans_of(job, to).leases, 4);
-        HARNESS_EQ(harness_call(job, name, "drop", harness_msg_i64(8)), 0);
-        loans_come_back(job, -1);
-    }
-}
-
 HARNESS_TEST(tensor_life, is_kept_beyond_its_future, 20, .size = 2, .setup = loans_setup)
 {
     for (int to = 0; to < 2; to++) {

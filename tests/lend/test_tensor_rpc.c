@@ -74,16 +74,6 @@ static void sends_many(struct bx_job *job, int count, int64_t elements, const ch
     loans_come_back(job, -1);
 }
 
-HARNESS_TEST(tensor_rpc, travel_161_on_one_lease, 20, .size = 2, .setup = loans_setup)
-{
-    for (int to = 0; to < 2; to++)
-        sends_many(job, 161, 1000, bx_worker_name(job, to));
-    HARNESS_EQ(harness_counter(job, "tensors_sent"), 4 * 161);
-    HARNESS_EQ(harness_counter(job, "leases_granted"), 4);
-    HARNESS_EQ(harness_counter(job, "leases_returned"), 4);
-    expect_copied(job, 0, 0);
-}
-
 /* Their descriptors have 240 kB, more than the 16 KiB of a frame, so they go by the arena. */
 HARNESS_TEST(tensor_rpc, travel_10000_in_one_message, 60, .size = 2, .setup = loans_setup)
 {

@@ -11,7 +11,7 @@
 #include "rpc/rpc.h"
 
 enum gate { STAYS = 0, PASS, IN_HANDLER, HANDLER_GO, IN_BODY, BODY_GO, CALLED, FINISHED };
-enum value { SEEN_SINCE = 0, SEEN_ID, SEEN_WHO, BODY_THREAD, THREADS = 32 };
+enum value { BODY_THREAD, THREADS = 32 };
 
 #define PARKED_MOST 700
 
@@ -60,30 +60,12 @@ HARNESS_HANDLER(free_rows)
     return bx_msg_put_i64(reply, count);
 }
 
-/* Inline and async: stores the segment's words about the running handler, then waits at a gate. */
-static void see_now(const struct bx_request *request)
-{
-    struct bxi_now *now = &bxi_tables(bx_request_job(request)->control)->now;
-
-    HARNESS_EQ(bxi_load_relaxed(&now->id), request->id);
-    harness_store(SEEN_SINCE, bxi_load_relaxed(&now->since_ns));
-    harness_store(SEEN_ID, bxi_load_relaxed(&now->id));
-    harness_store(SEEN_WHO, bxi_load_relaxed(&now->who));
-    harness_post(IN_HANDLER);
-    harness_await(HANDLER_GO, harness_gate(IN_HANDLER));
-}
-
+/* Waits at a gate. */
 HARNESS_HANDLER(look)
 {
-    see_now(request);
+    harness_post(IN_HANDLER);
+    harness_await(HANDLER_GO, harness_gate(IN_HANDLER));
     return 0;
-}
-
-HARNESS_ASYNC_HANDLER(look_async)
-{
-    see_now(request);
-    *reply = bx_future_create(bx_request_job(request));
-    return bx_future_set(*reply, NULL);
 }
 
 HARNESS_BATCH(body)
@@ -99,8 +81,7 @@ static int setup(struct bx_job *job)
     struct bx_batch_options on_pool = { .max_rows = 2, .blocking = true }, here = { .max_rows = 2 };
 
     HARNESS_REGISTER(job, HARNESS_BLOCKING("stay", stay), HARNESS_ASYNC("park", park), HARNESS_INLINE("answer", answer),
-                     HARNESS_INLINE("free_rows", free_rows), HARNESS_INLINE("look", look),
-                     HARNESS_ASYNC("look_async", look_async));
+                     HARNESS_INLINE("free_rows", free_rows), HARNESS_INLINE("look", look));
     HARNESS_EQ(bx_register_batch(job, "gather", body, NULL, &on_pool), 0);
     HARNESS_EQ(bx_register_batch(job, "gather_here", body, NULL, &here), 0);
     return loans_setup(job);
@@ -192,13 +173,6 @@ static uint64_t id_of(struct bx_job *job, struct bx_future *future, int to)
     return generation << 16 | slot;
 }
 
-/* Waits for the late replies of all calls that were given up. They are read with the answers to other calls. */
-static void await_late_replies(struct bx_job *job)
-{
-    while (calls_shown(job, 1) > 0)
-        HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
-}
-
 static void expect_all_free(struct bx_job *job, int at)
 {
     const char *name = bx_worker_name(job, at);
@@ -253,40 +227,6 @@ HARNESS_TEST(inflight_calls, have_a_row_each_until_they_end, 20, .size = 2, .set
             sees_its_call(job, to, BX_FOREVER);
             sees_its_call(job, to, TIMEOUT_NS);
         }
-}
-
-/* A call that passes its deadline or is cancelled keeps its row, marked as given up, until the late reply. */
-HARNESS_TEST(inflight_calls, that_were_given_up_are_marked_until_their_late_reply, 20, .size = 2, .setup = setup)
-{
-    for (uint32_t round = 1; round <= 2; round++) {
-        struct bx_msg *args = harness_msg_i64(round);
-        struct bx_call_options options = { .timeout_ns = round == 1 ? 50 * HARNESS_MS : BX_FOREVER };
-        struct bx_future *future = NULL;
-        struct bxi_call_row *row;
-        uint64_t id;
-
-        HARNESS_EQ(bx_msg_put_i64(args, round), 0);
-        do {                            /* a request whose deadline passes before it is handled has no late reply */
-            await_late_replies(job);
-            HARNESS_EQ(bx_rpc_async(job, "worker1", "stay", args, &options, &future), 0);
-            id = id_of(job, future, 1);
-            if (round == 2) {
-                harness_await(STAYS, round);
-                HARNESS_EQ(bx_future_cancel(future), 0);
-            }
-            finish(future, round == 1 ? BX_E_TIMEOUT : BX_E_CANCELLED);
-            options.timeout_ns *= 2;
-        } while (harness_gate(STAYS) < round);
-        bx_msg_destroy(args);
-        row = only_row(job, 1);
-        HARNESS_EQ(bxi_load_relaxed(&row->id), id | BXI_CALL_GIVEN_UP);
-        harness_post(PASS);
-        await_late_replies(job);
-        HARNESS_EQ(bxi_load_relaxed(&row->id), 0);
-        HARNESS_EQ(harness_counter(job, "late_replies"),
-                   harness_counter(job, "calls_timed_out") + harness_counter(job, "calls_cancelled"));
-        expect_all_free(job, 1);
-    }
 }
 
 /* Worker 1 is in an inline handler. Frames that do not fit into its ring are queued, and their rows say so. */
@@ -411,35 +351,6 @@ HARNESS_TEST(inflight_requests, of_blocking_handlers_are_in_the_pool_then_on_a_t
     expect_all_free(job, 1);
 }
 
-/* Requests that end by their answer, by the caller's cancel, and by their deadline. */
-HARNESS_TEST(inflight_requests, of_async_handlers_are_shown_at_their_future, 20, .size = 2, .setup = setup)
-{
-    static const int codes[] = { 0, BX_E_CANCELLED, BX_E_TIMEOUT };
-
-    for (int how = 0; how < 3; how++) {
-        struct bx_future *future = start_call(job, 1, "park", how == 2 ? 200 * HARNESS_MS : BX_FOREVER);
-        uint64_t id = id_of(job, future, 1);
-        struct bxi_serving *row;
-
-        HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
-        row = served(job, 1, id);
-        HARNESS_CHECK(row != NULL || (how == 2 && bx_future_is_done(future)));
-        if (row != NULL && how < 2) {
-            HARNESS_EQ(bxi_load_relaxed(&row->where), BXI_AT_FUTURE);
-            HARNESS_EQ(bxi_load_relaxed(&row->who), who_is(job, 0, 1, "park"));
-        }
-        if (how == 1)
-            HARNESS_EQ(bx_future_cancel(future), 0);
-        if (how == 0)
-            HARNESS_EQ(bx_rpc_sync(job, "worker1", "answer", NULL, NULL, NULL), 0);
-        finish(future, codes[how]);
-        await_late_replies(job);
-        HARNESS_CHECK(served(job, 1, id) == NULL);
-        expect_all_free(job, 1);
-    }
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "answer", NULL, NULL, NULL), 0);
-}
-
 /* ---- Batches ------------------------------------------------------------------------------------------ */
 
 static const char *batch_name;
@@ -519,102 +430,12 @@ Test(inflight_requests, of_batches_are_in_the_batch_then_in_its_body, .timeout =
     run_batch("gather_here");
 }
 
-/* ---- The handler that runs now ------------------------------------------------------------------------ */
-
-HARNESS_TEST(inflight_now, shows_the_handler_while_it_runs, 20, .size = 2, .setup = setup)
-{
-    static const char *const functions[] = { "look", "look_async" };
-    struct bxi_now *now = &bxi_tables(control_of(job, 1))->now;
-    uint64_t before_ns = bxi_coarse_ns();
-
-    for (uint32_t i = 0; i < 2; i++) {
-        uint64_t since_ns, id;
-        struct bx_future *future;
-
-        while (bxi_load_relaxed(&now->since_ns) != 0)       /* cleared after the previous answer was sent */
-            sched_yield();
-        future = start_call(job, 1, functions[i], BX_FOREVER);
-        id = id_of(job, future, 1);
-        harness_await(IN_HANDLER, i + 1);
-        since_ns = bxi_load_acquire(&now->since_ns);
-        HARNESS_CHECK(since_ns >= before_ns && since_ns <= bxi_now_ns());
-        HARNESS_EQ(bxi_load_relaxed(&now->id), id);
-        HARNESS_EQ(bxi_load_relaxed(&now->who), who_is(job, 0, 1, functions[i]));
-        HARNESS_EQ(harness_load(SEEN_SINCE), since_ns);
-        HARNESS_EQ(harness_load(SEEN_ID), id);
-        HARNESS_EQ(harness_load(SEEN_WHO), bxi_load_relaxed(&now->who));
-        HARNESS_EQ(count_at(job, 1, BXI_AT_NONE), BXI_SERVING_MAX);
-        harness_post(HANDLER_GO);
-        finish(future, 0);
-    }
-    HARNESS_WAIT_WHILE(bxi_load_relaxed(&now->since_ns) != 0);
-    expect_all_free(job, 1);
-}
-
 /* ---- Threads that wait -------------------------------------------------------------------------------- */
-
-/* The row of a worker's thread that waits for that, or NULL. */
-static struct bxi_wait_row *waits_for(struct bx_job *job, int rank, enum bxi_for reason)
-{
-    for (int i = 0; i < BXI_WAITS_MAX; i++) {
-        struct bxi_wait_row *row = &bxi_tables(control_of(job, rank))->wait[i];
-
-        if (bxi_load_acquire(&row->thread) >> 32 == (uint64_t)reason)      /* the row's other words are read later */
-            return row;
-    }
-    return NULL;
-}
-
-static struct bxi_wait_row *await_wait(struct bx_job *job, int rank, enum bxi_for reason)
-{
-    struct bxi_wait_row *row;
-
-    HARNESS_WAIT_WHILE((row = waits_for(job, rank, reason)) == NULL);
-    return row;
-}
-
-/* Two threads of worker 0: one waits in each possible way, the other reads its row. */
-static struct bx_future *waited;
-
-static void waits_and_is_seen(struct bx_job *job, int index)
-{
-    struct bxi_wait_row *row;
-
-    if (index == 0) {
-        harness_store(THREADS, (uint64_t)gettid());
-        HARNESS_EQ(bx_rpc_sync(job, "worker1", "park", NULL, NULL, NULL), 0);
-        HARNESS_EQ(bx_future_wait(waited, BX_FOREVER), 0);
-        return;
-    }
-    row = await_wait(job, 0, BXI_FOR_CALL);
-    HARNESS_EQ((uint32_t)bxi_load_relaxed(&row->thread), harness_load(THREADS));
-    HARNESS_EQ(bxi_load_relaxed(&row->id), bxi_load_relaxed(&only_row(job, 1)->id));
-    HARNESS_EQ(bxi_load_relaxed(&row->to), 1);
-    HARNESS_CHECK(bxi_load_relaxed(&row->since_ns) >= harness_load(SEEN_SINCE));
-    HARNESS_CHECK(bxi_load_relaxed(&row->since_ns) <= bxi_now_ns());
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "answer", NULL, NULL, NULL), 0);
-    row = await_wait(job, 0, BXI_FOR_FUTURE);
-    HARNESS_EQ((uint32_t)bxi_load_relaxed(&row->thread), harness_load(THREADS));
-    HARNESS_EQ(bxi_load_relaxed(&row->id), 0);
-    HARNESS_EQ(bxi_load_relaxed(&row->to), BXI_WAIT_NOBODY);
-    HARNESS_EQ(bx_future_set(waited, NULL), 0);
-}
-
-HARNESS_TEST(inflight_waits, have_a_row_each_until_they_end, 20, .size = 2, .setup = setup)
-{
-    waited = bx_future_create(job);
-    harness_store(SEEN_SINCE, bxi_coarse_ns());
-    harness_threads(job, 2, waits_and_is_seen);
-    bx_future_release(waited);
-    for (int i = 0; i < BXI_WAITS_MAX; i++)
-        HARNESS_EQ(bxi_load_relaxed(&bxi_tables(job->control)->wait[i].thread), 0);
-    for (int i = 0; i < BXI_WAIT_WORDS; i++)
-        HARNESS_EQ(bxi_load_relaxed(&job->observe->wait_rows[i]), 0);
-    HARNESS_EQ(bxi_load_relaxed(&await_wait(job, 1, BXI_FOR_JOB)->to), BXI_WAIT_NOBODY);
-}
 
 /* More threads than there are rows. */
 #define MANY_WAIT (BXI_WAITS_MAX + 20)
+
+static struct bx_future *waited;
 
 static void waits_among_many(struct bx_job *job, int index)
 {

@@ -3,11 +3,11 @@
 #
 # Everything for a long time: `soak.sh [SECONDS]`, 3600; BX_BUILD_DIR names the build. `make soak` runs it.
 #
-# prog_soak runs all the while. A job of each demo lives all the while too; they take turns, a few seconds each, and are
-# stopped between. In each round each demo also trains shortly with a fixed seed, and must print the figures of the
-# first round: they are made of what crossed between workers. Nothing may be left of such a job. At the end of a round
-# anonymous memory and descriptors of each worker that lives, its arena and what is in /dev/shm are measured. The most
-# of the first three rounds is what they may have: a quarter more and the slack below, or the soak fails.
+# A job of each demo lives all the while; they take turns, a few seconds each, and are stopped between. In each round
+# each demo also trains shortly with a fixed seed, and must print the figures of the first round: they are made of what
+# crossed between workers. Nothing may be left of such a job. At the end of a round anonymous memory and descriptors of
+# each worker that lives, its arena and what is in /dev/shm are measured. The most of the first three rounds is what
+# they may have: a quarter more and the slack below, or the soak fails.
 set -u
 
 seconds=${1:-3600}
@@ -117,8 +117,6 @@ compare()   # what grew, as sentences; status 1 if something did. `print`: a tab
     }' "$dir/figures"
 }
 
-keep "$build/tests/prog_soak" "$seconds"
-soak=$!
 keep "$build/bin/cartpole" --world-size 3 --gamma 0 --max-episodes 1000000 --log-interval 100000
 keep "$build/bin/reinforce" --min-world-size 3 --max-world-size 3 --max-episodes 1000000 --quiet
 keep "$build/bin/rnn" --nhid 256 --ninp 64 --epochs 1000000
@@ -129,19 +127,14 @@ keep "$build/bin/pipeline" --batch-size 4 --image 32 --splits 2 --batches 100000
 while [ $(($(date +%s) - began)) -lt "$seconds" ]; do
     round=$((round + 1))
     for pid in $kept; do
-        test "$pid" -eq "$soak" && continue
         kill -CONT "-$pid" || fail 'a job that was to live has ended'
         sleep 4
         kill -STOP "-$pid"
     done
     all_again
-    measure >"$dir/now"
-    test -n "$(ps --ppid "$soak" -o pid=)" || break         # prog_soak has ended by itself, maybe while this measured
-    cat "$dir/now" >>"$dir/figures"
+    measure >>"$dir/figures"
     grew=$(compare) || fail "$grew"
 done
-wait "$soak" || fail "prog_soak ended with status $?"
-kept=${kept#" $soak"}
 for pid in $kept; do
     kill -CONT "-$pid"
     kill "$pid"
@@ -151,5 +144,4 @@ done
 kept=
 printf '%-34s %-28s %11s %11s %11s\n' who what 'at first' last most
 compare print | sort
-tail -n 4 "$dir/out.prog_soak"
 echo "$round rounds in $(($(date +%s) - began)) s: nothing grew, and all figures repeated"

@@ -9,10 +9,8 @@
 
 #include "rpc/rpc.h"
 
-static int add_one(struct bx_future *in, struct bx_msg *out, void *context)
+HARNESS_THEN(add_one)
 {
-    if (context != NULL)
-        ++*(int *)context;
     return bx_msg_put_i64(out, number_of(in) + 1);
 }
 
@@ -56,22 +54,6 @@ Test(future, is_failed_once_with_its_code_and_text)
     cr_expect_str_eq(bx_error_text(), "the wagon is off the rails");
 }
 
-Test(future, without_a_text_has_the_text_of_its_code)
-{
-    OWN(future) *future = bx_future_create(NULL);
-
-    bx_future_fail(future, BX_E_TIMEOUT, NULL);
-    cr_expect_str_eq(bx_future_error_text(future), bx_strerror(BX_E_TIMEOUT));
-}
-
-Test(future, may_be_set_without_a_value)
-{
-    OWN(future) *future = bx_future_create(NULL);
-
-    cr_expect_eq(bx_future_set(future, NULL), 0);
-    cr_expect_eq(bx_future_error(future), 0);
-}
-
 Test(future, set_with_a_message_in_error_fails_with_that_error)
 {
     OWN(future) *future = bx_future_create(NULL);
@@ -98,64 +80,7 @@ Test(future, then_that_leaves_its_message_in_error_fails_with_that_error)
     cr_expect_null(bx_future_value(child));
 }
 
-Test(future, made_by_the_program_can_be_cancelled)
-{
-    OWN(future) *future = bx_future_create(NULL);
-
-    cr_expect_eq(bx_future_cancel(future), 0);
-    cr_expect_eq(bx_future_error(future), BX_E_CANCELLED);
-}
-
-/* ---- Callbacks ------------------------------------------------------------------------------- */
-
-Test(future, runs_each_callback_once_before_or_after_it_is_done)
-{
-    OWN(future) *future = bx_future_create(NULL);
-    int before = 0, after = 0;
-
-    bx_future_on_done(future, count, &before);
-    bx_future_on_done(future, count, &before);
-    cr_expect_eq(before, 0);
-    bx_future_set(future, NULL);
-    cr_expect_eq(before, 2);
-    bx_future_on_done(future, count, &after);
-    cr_expect_eq(after, 1);
-}
-
-static char order[8];
-
-HARNESS_CALLBACK(note)
-{
-    strcat(order, context);
-}
-
-Test(future, runs_callbacks_in_the_order_given)
-{
-    OWN(future) *future = bx_future_create(NULL);
-
-    bx_future_on_done(future, note, "a");
-    bx_future_on_done(future, note, "b");
-    bx_future_on_done(future, note, "c");
-    bx_future_set(future, NULL);
-    cr_expect_str_eq(order, "abc");
-}
-
-Test(future, then_makes_a_new_value)
-{
-    OWN(future) *future = bx_future_create(NULL);
-    OWN(future) *next = bx_future_then(future, add_one, NULL, NULL);
-    OWN(future) *last = bx_future_then(next, add_one, NULL, NULL);
-
-    cr_expect(!bx_future_is_done(last));
-    bx_future_set(future, harness_msg_i64(40));
-    cr_expect_eq(number_of(future), 40);
-    cr_expect_eq(number_of(next), 41);
-    cr_expect_eq(number_of(last), 42);
-
-    OWN(future) *late = bx_future_then(last, add_one, NULL, NULL);
-
-    cr_expect_eq(number_of(late), 43);
-}
+/* ---- Then ------------------------------------------------------------------------------------ */
 
 HARNESS_THEN(mend)
 {
@@ -173,23 +98,6 @@ Test(future, then_any_gets_values_and_may_replace_errors)
     cr_expect_eq(bx_future_error(mended), 0);
     cr_expect_eq(number_of(mended), -1);
     cr_expect_eq(number_of(kept), 5);
-}
-
-static void complete_other(struct bx_future *future, void *context)
-{
-    bx_future_set(context, harness_msg_i64(number_of(future) * 2));
-}
-
-Test(future, may_be_completed_inside_a_callback)
-{
-    OWN(future) *first = bx_future_create(NULL), *second = bx_future_create(NULL);
-    int counted = 0;
-
-    bx_future_on_done(second, count, &counted);
-    bx_future_on_done(first, complete_other, second);
-    bx_future_set(first, harness_msg_i64(21));
-    cr_expect_eq(number_of(second), 42);
-    cr_expect_eq(counted, 1);
 }
 
 /* ---- A long chain ---------------------------------------------------------------------------- */
@@ -240,41 +148,6 @@ Test(future, abandons_a_long_chain_without_growing_the_stack, .timeout = 20)
 }
 
 /* ---- References ------------------------------------------------------------------------------ */
-
-Test(future, without_references_fails_the_futures_that_depend_on_it)
-{
-    struct bx_future *future = bx_future_create(NULL);
-    OWN(future) *next = bx_future_then(future, add_one, NULL, NULL);
-    int counted = 0;
-
-    bx_future_on_done(next, count, &counted);
-    bx_future_release(future);
-    cr_expect_eq(bx_future_error(next), BX_E_ABANDONED);
-    cr_expect_eq(counted, 1);
-}
-
-Test(future, lives_as_long_as_one_reference)
-{
-    struct bx_future *future = bx_future_create(NULL);
-
-    cr_expect_eq(bx_future_acquire(future), future);
-    bx_future_release(future);
-    cr_expect(!bx_future_is_done(future));
-    bx_future_set(future, harness_msg_i64(3));
-    cr_expect_eq(number_of(future), 3);
-    bx_future_release(future);
-    bx_future_release(NULL);
-}
-
-Test(future, then_runs_though_its_future_was_released)
-{
-    OWN(future) *future = bx_future_create(NULL);
-    int ran = 0;
-
-    bx_future_release(bx_future_then(future, add_one, &ran, NULL));
-    bx_future_set(future, harness_msg_i64(1));
-    cr_expect_eq(ran, 1);
-}
 
 static void drop(struct bx_future *future, void *context)
 {

@@ -29,18 +29,6 @@ static void release(void)
 
 TestSuite(future_parts, .init = make, .fini = release, .timeout = 60);
 
-Test(future_parts, any_has_the_index_of_the_future_that_was_set)
-{
-    OWN(future) *any = bx_future_any(NULL, parts, PARTS);
-
-    cr_expect_eq(bx_future_index(any), -1);
-    bx_future_set(parts[2], NULL);
-    bx_future_fail(parts[0], -EIO, NULL);
-    cr_expect_eq(bx_future_index(any), 2);
-    cr_expect_eq(number_of(any), 2);
-    cr_expect_eq(bx_future_error(any), 0);
-}
-
 Test(future_parts, any_has_the_index_of_the_future_that_failed_its_code_and_its_text)
 {
     OWN(future) *any = bx_future_any(NULL, parts, PARTS);
@@ -50,15 +38,6 @@ Test(future_parts, any_has_the_index_of_the_future_that_failed_its_code_and_its_
     cr_expect_eq(bx_future_index(any), 3);
     cr_expect_eq(bx_future_error(any), -EIO);
     cr_expect_str_eq(bx_future_error_text(any), "broken axle");
-}
-
-Test(future_parts, any_that_ended_in_another_way_has_no_index)
-{
-    OWN(future) *any = bx_future_any(NULL, parts, PARTS);
-
-    bx_future_cancel(any);
-    bx_future_set(parts[1], NULL);
-    cr_expect_eq(bx_future_index(any), -1);
 }
 
 Test(future_parts, only_any_has_an_index_and_only_all_has_parts)

@@ -1,112 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/msg.c: a reader gets the values that were written, and reads nothing past the end. No job, no threads.
+ * lib/rpc/msg.c: lengths and counts that lie, errors that stay, and messages that grow. No job, no threads. Values of
+ * every kind, and reads behind the end: test_checked.c, test_values.c.
  */
 #include "tests/harness/memory.h"
 #include "tests/harness/test.h"
 #include "boxcar.h"
 
-#include <float.h>
-
 TestSuite(msg, .timeout = 120);
-
-Test(msg, reads_back_every_type_in_the_order_written)
-{
-    OWN(msg) *msg = bx_msg_create(0);
-    const float written[3] = { 1.5f, -0.0f, FLT_MAX };
-    float read[3] = { 0 };
-
-    cr_assert_eq(bx_msg_put_i64(msg, INT64_MIN), 0);
-    cr_assert_eq(bx_msg_put_u64(msg, UINT64_MAX), 0);
-    cr_assert_eq(bx_msg_put_i32(msg, INT32_MIN), 0);
-    cr_assert_eq(bx_msg_put_f64(msg, -DBL_MIN), 0);
-    cr_assert_eq(bx_msg_put_f32(msg, FLT_MIN), 0);
-    cr_assert_eq(bx_msg_put_f32s(msg, written, 3), 0);
-    cr_assert_eq(bx_msg_put_str(msg, "wagon"), 0);
-    cr_assert_eq(bx_msg_put_str(msg, ""), 0);
-    cr_assert_eq(bx_msg_put_bytes(msg, "\0\1\2", 3), 0);
-
-    struct bx_reader reader = bx_msg_reader(msg);
-
-    cr_expect_eq(bx_read_i64(&reader), INT64_MIN);
-    cr_expect_eq(bx_read_u64(&reader), UINT64_MAX);
-    cr_expect_eq(bx_read_i32(&reader), INT32_MIN);
-    cr_expect(bx_read_f64(&reader) == -DBL_MIN);
-    cr_expect(bx_read_f32(&reader) == FLT_MIN);
-    cr_expect_eq(bx_read_f32s(&reader, read, 3), 0);
-    cr_expect_eq(memcmp(read, written, sizeof(read)), 0);
-    cr_expect_str_eq(bx_read_str(&reader), "wagon");
-    cr_expect_str_eq(bx_read_str(&reader), "");
-
-    const void *bytes = bx_read_bytes(&reader, 3);
-
-    cr_assert_not_null(bytes);
-    cr_expect_eq(memcmp(bytes, "\0\1\2", 3), 0);
-    cr_expect_eq(bx_reader_left(&reader), 0);
-    cr_expect_eq(reader.error, 0);
-}
-
-Test(msg, packs_values_without_padding_or_tags)
-{
-    OWN(msg) *msg = bx_msg_create(0);
-
-    bx_msg_put_i32(msg, 1);
-    cr_expect_eq(bx_msg_bytes(msg), 4);
-    bx_msg_put_i64(msg, 2);
-    cr_expect_eq(bx_msg_bytes(msg), 12);
-    bx_msg_put_bytes(msg, "x", 1);
-    cr_expect_eq(bx_msg_bytes(msg), 13);
-    bx_msg_put_f64(msg, 3.0);
-    cr_expect_eq(bx_msg_bytes(msg), 21);
-    bx_msg_put_bytes(msg, NULL, 0);
-    bx_msg_put_f32s(msg, NULL, 0);
-    cr_expect_eq(bx_msg_bytes(msg), 21);
-
-    int32_t first;
-
-    memcpy(&first, bx_msg_data(msg), sizeof(first));
-    cr_expect_eq(first, 1);
-}
-
-Test(msg, returns_zeroes_and_keeps_an_error_when_read_past_its_end)
-{
-    OWN(msg) *msg = bx_msg_create(0);
-    float values[2] = { 7, 7 };
-
-    bx_msg_put_i32(msg, 5);
-
-    struct bx_reader reader = bx_msg_reader(msg);
-
-    cr_expect_eq(bx_read_i64(&reader), 0);
-    cr_expect_eq(reader.error, BX_E_SHORT_MESSAGE);
-    /* Four bytes are left, but the error stays. */
-    cr_expect_eq(bx_read_i32(&reader), 0);
-    cr_expect_eq(bx_read_u64(&reader), 0);
-    cr_expect(bx_read_f64(&reader) == 0.0);
-    cr_expect(bx_read_f32(&reader) == 0.0f);
-    cr_expect_eq(bx_read_f32s(&reader, values, 2), BX_E_SHORT_MESSAGE);
-    cr_expect_str_eq(bx_read_str(&reader), "");
-    cr_expect_null(bx_read_bytes(&reader, 1));
-    cr_expect_eq(reader.error, BX_E_SHORT_MESSAGE);
-}
-
-Test(msg, leaves_a_copied_reader_as_it_was)
-{
-    OWN(msg) *msg = bx_msg_create(0);
-
-    bx_msg_put_i64(msg, 1);
-    bx_msg_put_i64(msg, 2);
-
-    struct bx_reader reader = bx_msg_reader(msg), copy;
-
-    bx_read_i64(&reader);
-    copy = reader;
-    cr_expect_eq(bx_read_i64(&reader), 2);
-    bx_read_i64(&reader);
-    cr_expect_eq(reader.error, BX_E_SHORT_MESSAGE);
-    cr_expect_eq(bx_read_i64(&copy), 2);
-    cr_expect_eq(copy.error, 0);
-}
 
 /* The length in front of it is too large, or behind it there is no zero. */
 Test(msg, refuses_a_string_with_a_wrong_length_or_without_its_end)
@@ -207,17 +108,6 @@ Test(msg, grows_and_keeps_its_contents)
     cr_expect_eq(bx_msg_bytes(msg), 8);
 }
 
-Test(msg, that_is_null_reads_as_empty)
-{
-    struct bx_reader reader = bx_msg_reader(NULL);
-
-    cr_expect_eq(bx_reader_left(&reader), 0);
-    cr_expect_eq(reader.error, 0);
-    cr_expect_eq(bx_read_i32(&reader), 0);
-    cr_expect_eq(reader.error, BX_E_SHORT_MESSAGE);
-    bx_msg_destroy(NULL);
-}
-
 Test(msg, is_null_when_there_is_no_memory_for_it)
 {
     cr_expect_null(bx_msg_create(SIZE_MAX));
@@ -250,18 +140,4 @@ Test(msg, refuses_bytes_if_the_sum_overflows_size_t)
     cr_expect_eq(bx_msg_put_bytes(msg, "x", SIZE_MAX - 3), -ENOMEM);
     cr_expect_eq(bx_msg_error(msg), -ENOMEM);
     cr_expect_eq(bx_msg_bytes(msg), 8);
-}
-
-Test(msg, refuses_more_floats_than_are_left_though_fewer_than_the_bytes)
-{
-    OWN(msg) *msg = bx_msg_create(0);
-    const float written[4] = { 1, 2, 3, 4 };
-    float read[5] = { 0 };
-
-    bx_msg_put_f32s(msg, written, 4);
-
-    struct bx_reader reader = bx_msg_reader(msg);
-
-    cr_expect_eq(bx_read_f32s(&reader, read, 5), BX_E_SHORT_MESSAGE);
-    cr_expect_eq(read[0], 0.0f);
 }

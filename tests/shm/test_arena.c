@@ -110,23 +110,6 @@ Test(arena, aligns_every_block_and_counts_what_its_size_class_takes, .init = cre
     cr_assert_eq(stats().committed_bytes, pages_bytes());
 }
 
-Test(arena, gives_out_blocks_that_do_not_overlap, .init = create_large, .fini = release)
-{
-    static const size_t sizes[] = { 1, 64, 65, 300, 4095, 4096, 4097, 16385, 70000, 300000 };
-    const size_t count = sizeof(sizes) / sizeof(sizes[0]);
-
-    for (size_t round = 0; round < 3; round++) {
-        for (size_t i = 0; i < BLOCKS; i++) {
-            blocks[i] = alloc(sizes[(i + round) % count]);
-            memset(blocks[i], (int)(i + round), bxi_je_sallocx(blocks[i], 0));
-        }
-        for (size_t i = 0; i < BLOCKS; i++)
-            cr_assert(is_all(blocks[i], (unsigned char)(i + round), sizes[(i + round) % count]));
-        free_many(0, 1, BLOCKS);
-        cr_assert_eq(stats().used_bytes, 0);
-    }
-}
-
 Test(arena, keeps_the_records_of_jemalloc_out_of_the_segment, .init = create_large, .fini = release)
 {
     static unsigned char page[BXI_PAGE];

@@ -201,7 +201,6 @@ check 'the job ends' all_done
 # ---- Demos ---------------------------------------------------------------------------------------------
 
 trains='--trainers 3 --batch-update-size 3 --num-batches 2 --model resnet18 --image 32 --batch-size 2 --num-classes 5'
-check_demo 2 rnn --epochs 2
 check_demo 4 param_server $trains
 
 # ---- GPUs: a machine of the tests' driver is a host's ---------------------------------------------------------

@@ -682,11 +682,11 @@ int bx_register_batch(struct bx_job *job, const char *name, bx_batch_fn fn, void
 int bx_register_method_batch(struct bx_job *job, const struct bx_type *type, const char *name, bx_batch_fn fn,
                              void *context, const struct bx_batch_options *options);
 
-/* Members are the workers that a batch waits for, until they leave or die. Without members only max_rows and
- * flush_after_ns end a batch (without these too, every call is a batch of its own). add and remove are for the worker
- * that registered the function, before or after the start: -ENOENT: no such batch; -EINVAL: no such rank;
- * BX_E_PEER_DEAD (add). join and leave are calls that the member makes, in order with its other calls: they block, with
- * the codes of bx_rpc_sync. */
+/* Members are the workers that a batch waits for, until they leave or die; when the last one does, what waits is run.
+ * Without members only max_rows and flush_after_ns end a batch (without these too, every call is a batch of its own).
+ * add and remove are for the worker that registered the function, before or after the start: -ENOENT: no such batch;
+ * -EINVAL: no such rank; BX_E_PEER_DEAD (add). join and leave are calls that the member makes, in order with its other
+ * calls: they block, with the codes of bx_rpc_sync. */
 int bx_batch_add_member(struct bx_job *job, const char *function, int rank);
 int bx_batch_remove_member(struct bx_job *job, const char *function, int rank);
 int bx_batch_join(struct bx_job *job, const char *to, const char *function);

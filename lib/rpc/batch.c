@@ -2,11 +2,11 @@
 /*
  * Batches: calls of one function, gathered in a list, answered by one run of a body.
  *
- * Rows arrive under the progress role. A batch is ready when it has max_rows, when every living member has a row in the
- * list, or when the oldest row has waited flush_after_ns. It takes the first row of each worker, in the order of their
- * ranks; the other rows stay for the next batch. The body runs without a lock, in the thread that holds the role or on
- * the pool; while `running` is set no second body of the same function starts. Replies are sent after the body has
- * returned, so a body that fails fails every row.
+ * Rows arrive under the progress role. A batch is ready when it has max_rows, when every living member has a row in
+ * the list, when the last member goes, or when the oldest row has waited flush_after_ns. It takes the first row of
+ * each worker, in the order of their ranks; the other rows stay for the next batch. The body runs without a lock, in
+ * the thread that holds the role or on the pool; while `running` is set no second body of the same function starts.
+ * Replies are sent after the body has returned, so a body that fails fails every row.
  *
  * Any thread changes the members, but only a pass checks whether that made a batch ready.
  */
@@ -457,6 +457,26 @@ void bxi_batchers_destroy(struct bx_job *job)
 
 /* ---- members ----------------------------------------------------------------------------------- */
 
+static bool has_members(const struct bx_job *job, const struct bxi_batcher *batcher)
+{
+    uint64_t members = 0;
+
+    for (int i = 0; i < rank_words(job); i++)
+        members |= batcher->members[i];
+    return members != 0;
+}
+
+/* Lock. Rows that waited for members are due when the last one goes. */
+static void put_member(struct bx_job *job, struct bxi_batcher *batcher, int rank, bool joins)
+{
+    const bool had = has_members(job, batcher);
+
+    put_bit(batcher->members, rank, joins);
+    if (had && !has_members(job, batcher) && batcher->head != NULL)
+        batcher->due = true;
+    bxi_batch_show(job, batcher);
+}
+
 /* A worker that is gone cannot join: its state is set under the lock before bxi_batches_leave. */
 int bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank, bool joins)
 {
@@ -468,8 +488,7 @@ int bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank, 
     if (joins && bxi_load_relaxed(&peer->state) > BXI_PEER_ALIVE)
         rc = BX_E_PEER_DEAD;
     else
-        put_bit(batcher->members, rank, joins);
-    bxi_batch_show(job, batcher);
+        put_member(job, batcher, rank, joins);
     bxi_unlock(&job->run->lock);
     bxi_event(job->run, BXI_EVENT_BATCH);
     return rc;
@@ -478,10 +497,8 @@ int bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank, 
 void bxi_batches_leave(struct bx_job *job, int rank)
 {
     bxi_lock(&job->run->lock);
-    for (struct bxi_batcher *batcher = job->rpc->batchers; batcher != NULL; batcher = batcher->next) {
-        put_bit(batcher->members, rank, false);
-        bxi_batch_show(job, batcher);
-    }
+    for (struct bxi_batcher *batcher = job->rpc->batchers; batcher != NULL; batcher = batcher->next)
+        put_member(job, batcher, rank, false);
     bxi_unlock(&job->run->lock);
     bxi_event(job->run, BXI_EVENT_BATCH);
 }

@@ -287,6 +287,33 @@ HARNESS_TEST(batch, follows_members_that_its_owner_removes_and_adds, 20, .size =
     HARNESS_HAS(bx_error_text(), "'product'");
 }
 
+/* Worker 2, no member, waits for the two that are. One goes by itself, the other is removed by the owner. */
+static void leave_a_row_behind(struct bx_job *job)
+{
+    if (bx_job_rank(job) == 2)
+        HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 5), 5);
+    if (bx_job_rank(job) == 1) {
+        await_arrived(job, 1);
+        HARNESS_EQ(bx_batch_leave(job, "worker0", "sum"), 0);
+        harness_post(READY);
+    }
+}
+
+static int setup_eight_of_two(struct bx_job *job)
+{
+    return setup_with(job, &(struct bx_batch_options){ .max_rows = 8, .flush_after_ns = BX_FOREVER }, 1);
+}
+
+HARNESS_TEST(batch, runs_what_waits_when_its_last_member_has_gone, 20, .size = 3, .setup = setup_eight_of_two,
+             .body = { NULL, leave_a_row_behind, leave_a_row_behind },
+             .expect = HARNESS_TABLE({ RUNS, 1 }, { RECORD, 2 }))
+{
+    HARNESS_EQ(bx_batch_add_member(job, "sum", 0), 0);
+    harness_await(READY, 1);
+    HARNESS_EQ(harness_load(RUNS), 0);
+    HARNESS_EQ(bx_batch_remove_member(job, "sum", 0), 0);
+}
+
 static void join_wrongly(struct bx_job *job)
 {
     HARNESS_EQ(bx_batch_join(job, "worker0", "arrived"), -EINVAL);

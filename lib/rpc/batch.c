@@ -71,9 +71,10 @@ static void set_flush_timer(struct bx_job *job, struct bxi_batcher *batcher)
     if (batcher->head == NULL || batcher->flush_after_ns == 0)
         return;
 
-    uint64_t at_ns = batcher->head->came_ns + batcher->flush_after_ns;
+    const uint64_t came_ns = batcher->head->came_ns;
 
-    if (bxi_timer_set(job->run, &batcher->timer, at_ns) < 0)
+    if (batcher->flush_after_ns < BX_FOREVER - came_ns &&
+        bxi_timer_set(job->run, &batcher->timer, came_ns + batcher->flush_after_ns) < 0)
         batcher->due = true;        /* no memory for the timer: the batch runs early, for it could not run later */
 }
 

@@ -284,7 +284,8 @@ struct bx_rref *bx_read_rref(struct bx_reader *reader);
 /* ---- The job ----------------------------------------------------------------------------------- */
 
 enum bx_wait {
-    BX_WAIT_AUTO = 0,       /* io_uring, else epoll; BX_WAIT=uring|epoll in the environment forces one */
+    BX_WAIT_AUTO = 0,       /* io_uring, else epoll; BX_WAIT=uring|epoll in the environment forces one. The background
+                             * thread; a thread of the program sleeps in ppoll(2) */
     BX_WAIT_URING = 1,      /* BX_E_URING if the kernel refuses it */
     BX_WAIT_EPOLL = 2,
 };

@@ -310,9 +310,12 @@ static void *probe_uring(void *rc)
 int bxi_sleeper_probe_uring(void)
 {
     pthread_t thread;
-    int probed = 0, rc = -bxi_thread_create(&thread, probe_uring, &probed);
+    int rc, error = bxi_thread_create(&thread, probe_uring, &rc);
 
-    return rc < 0 ? rc : pthread_join(thread, NULL) == 0 ? probed : -EINVAL;
+    if (error != 0)
+        return -error;
+    pthread_join(thread, NULL);
+    return rc;
 }
 
 int bxi_sleeper_create(enum bxi_sleeper_kind kind, struct bxi_sleeper **sleeper)

@@ -21,7 +21,7 @@ struct bxi_sleeper;
 
 /* Of that kind, or of the next one that can be made: poll(2) needs nothing. 0, -ENOMEM. */
 int bxi_sleeper_create(enum bxi_sleeper_kind kind, struct bxi_sleeper **sleeper);
-/* Can one with io_uring be made? 0; -errno of io_uring_setup or io_uring_enter. */
+/* Can one with io_uring be made? 0; -errno of io_uring_setup, io_uring_enter or pthread_create. */
 int bxi_sleeper_probe_uring(void);
 void bxi_sleeper_destroy(struct bxi_sleeper *sleeper);
 enum bxi_sleeper_kind bxi_sleeper_kind(const struct bxi_sleeper *sleeper);     /* the current kind */

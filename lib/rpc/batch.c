@@ -49,19 +49,26 @@ static bool is_full(const struct bx_job *job, const struct bxi_batcher *batcher)
     return workers >= batcher->max_rows;
 }
 
+static bool has_members(const struct bx_job *job, const struct bxi_batcher *batcher)
+{
+    uint64_t members = 0;
+
+    for (int i = 0; i < rank_words(job); i++)
+        members |= batcher->members[i];
+    return members != 0;
+}
+
 static bool is_ready(const struct bx_job *job, const struct bxi_batcher *batcher)
 {
-    uint64_t members = 0, missing = 0;
+    uint64_t missing = 0;
 
     if (batcher->running || batcher->head == NULL)
         return false;
     if (batcher->due || is_full(job, batcher))
         return true;
-    for (int i = 0; i < rank_words(job); i++) {
-        members |= batcher->members[i];
+    for (int i = 0; i < rank_words(job); i++)
         missing |= batcher->members[i] & ~batcher->present[i];
-    }
-    return members != 0 ? missing == 0 : batcher->max_rows == 0 && batcher->flush_after_ns == 0;
+    return has_members(job, batcher) ? missing == 0 : batcher->max_rows == 0 && batcher->flush_after_ns == 0;
 }
 
 static void set_flush_timer(struct bx_job *job, struct bxi_batcher *batcher)
@@ -457,15 +464,6 @@ void bxi_batchers_destroy(struct bx_job *job)
 }
 
 /* ---- members ----------------------------------------------------------------------------------- */
-
-static bool has_members(const struct bx_job *job, const struct bxi_batcher *batcher)
-{
-    uint64_t members = 0;
-
-    for (int i = 0; i < rank_words(job); i++)
-        members |= batcher->members[i];
-    return members != 0;
-}
 
 /* Lock. Rows that waited for members are due when the last one goes. */
 static void put_member(struct bx_job *job, struct bxi_batcher *batcher, int rank, bool joins)

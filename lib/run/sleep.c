@@ -79,13 +79,12 @@ static void woke(struct bxi_run *run, enum bxi_sleeps who, enum bxi_sleeps_by by
 int bxi_sleep(struct bxi_run *run, struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t *tokens, bool *failed)
 {
     const struct bxi_system *system = run->system;
-    enum bxi_sleeper_kind before = system->kind(sleeper), after;
+    enum bxi_sleeper_kind before = system->kind(sleeper);
     uint64_t began_ns = run->host->sleeps(run->context, BXI_SLEEPS_BACKGROUND);
     int count = system->wait(sleeper, timeout_ns, tokens, BXI_SLEEPER_FDS);
-    bool uring;
+    enum bxi_sleeper_kind after = system->kind(sleeper);
+    bool uring = after == BXI_SLEEPER_URING;
 
-    after = system->kind(sleeper);
-    uring = after == BXI_SLEEPER_URING;
     bxi_add(&run->counters[uring ? BXI_C_waits_uring : BXI_C_waits_epoll], 1);
     woke(run, BXI_SLEEPS_BACKGROUND, uring ? BXI_SLEEPS_BY_URING : BXI_SLEEPS_BY_EPOLL, count > 0, began_ns);
     if (after != before)
@@ -103,11 +102,11 @@ bool bxi_sleep_as_leader(const struct bxi_role *role, uint64_t timeout_ns)
     struct bxi_run *run = bxi_run_of(role);
     struct pollfd fds[] = { { .fd = run->bell_fd[1], .events = POLLIN }, { .fd = run->loop_fd, .events = POLLIN } };
     uint64_t began_ns = run->host->sleeps(run->context, BXI_SLEEPS_LEADER);
-    bool rung = run->system->sleep_on(fds, run->loop_fd >= 0 ? 2 : 1, timeout_ns) > 0;
+    bool rung = run->system->sleep_on(fds, 2, timeout_ns) > 0;     /* it passes over a loop_fd of -1 */
 
-    if (rung && fds[0].revents != 0)
+    if (fds[0].revents != 0)
         bxi_bell_drain(run->bell_fd[1]);
-    if (rung && fds[1].revents != 0)
+    if (fds[1].revents != 0)
         bxi_read_loop(run);
     woke(run, BXI_SLEEPS_LEADER, BXI_SLEEPS_BY_POLL, rung, began_ns);
     return rung;

@@ -463,14 +463,19 @@ class RunAutograd(Run):
         after = module.get_module_rref().to_here()
         CASE.assertTrue(torch.allclose(before[0] - after.weight, torch.full((1, 3), 1.5)))
         CASE.assertFalse(after.training)
-        CASE.assertTrue(torch.equal(boxcar.call(2, module_on, (module,)), after(torch.ones(3))))
+        again = RemoteModule.init_from_module_rref("worker1/cpu", module.get_module_rref())
+        for it in module, again:
+            CASE.assertTrue(torch.equal(boxcar.call(2, module_on, (it,)), after(torch.ones(3))))
+        CASE.assertEqual(again.on, "worker1")
+        with CASE.assertRaisesRegex(ValueError, "needs a torch.nn.Module"):
+            RemoteModule("worker1", list)
         for use in (module.parameters, module.half, module.state_dict, hybrid.state_dict, lambda: hybrid.apply(print)):
             with CASE.assertRaisesRegex(ValueError, "remote_parameters"):
                 use()
         CASE.assertEqual(len(list(hybrid.to("cpu").parameters())), 2)
         if not torch.cuda.is_available():
             with CASE.assertRaisesRegex((AssertionError, RuntimeError), "(?i)cuda"):
-                RemoteModule("rank:1/cuda:0", torch.nn.Linear, (3, 1)).forward(torch.ones(3))
+                RemoteModule("rank:1/cuda:0", torch.nn.Linear, (3, 1))
         with CASE.assertRaises(RuntimeError):
             optimizer.step(100)
         mine = torch.nn.Parameter(torch.ones(2))

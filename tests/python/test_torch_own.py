@@ -38,12 +38,13 @@ INTERNALS = ("profil|record_function|graph_for|no_graph_with|complex_args|debug_
              "gil_|rref_timeout|proxy_timeout|rpc_timeout|worker_infos|timeout_used|default_timeout|worker_threads|"
              "register_rpc|backend_from|for_options|options_throw|dynamic|node_failure|autograd_context$|ids_recorded|"
              "during_backward|send_exceptions|test_rref_leak|shutdown_errors|duplicate_name$|unused_send|cuda|"
-             "ps_torchscript|wait_all$|wait_all_(multiple|timeout|raise_in_user|exit_early_script)")
+             "ps_torchscript|forward_a?sync(_script)?$|over_the_wire|wait_all$|"
+             "wait_all_(multiple|timeout|raise_in_user|exit_early_script)")
 # those that expect torch's sentences, or another class of exception;
 SENTENCES = ("gather_timeout|workers_timeout|wrong_return_type|callback_none|callback_wrong|on_callee|invalid_names|"
              "not_on_owner|mark_future|duplicate_name_2|invalid_args|pg_init_no|pickle_not_supported|reinit|"
              "rref_str$|send_to_rank$|by_rpc|after_shutdown|worker_id$|wrong_types|engine_error|udf_error|with_errors|"
-             "nested_context|in_user_func$")
+             "nested_context|in_user_func$|bad_module|unsupported_methods|py_pickle")
 # those of what lib/python/README.md says is different.
 DIFFERS = "non_cont|proxy_non_exist|rrefs_confirmed|post_hooks|no_grad_copy"
 NOT_RUN = re.compile("|".join((INTERNALS, SENTENCES, DIFFERS)))
@@ -71,6 +72,7 @@ def replace_torch():
 replace_torch()
 from torch.testing._internal.common_utils import TestCase
 from torch.testing._internal.distributed.ddp_under_dist_autograd_test import DdpComparisonTest, DdpUnderDistAutogradTest
+from torch.testing._internal.distributed.nn.api import remote_module_test
 from torch.testing._internal.distributed.rpc import dist_autograd_test, dist_optimizer_test, rpc_test
 from torch.testing._internal.distributed.rpc.examples import parameter_server_test, reinforcement_learning_rpc_test
 
@@ -131,7 +133,8 @@ class Tests(unittest.TestCase):
 for suite in (rpc_test.RpcTest, rpc_test.TensorPipeAgentRpcTest, dist_autograd_test.DistAutogradTest,
               dist_autograd_test.TensorPipeAgentDistAutogradTest, dist_optimizer_test.DistOptimizerTest,
               DdpUnderDistAutogradTest, DdpComparisonTest, parameter_server_test.ParameterServerTest,
-              reinforcement_learning_rpc_test.ReinforcementLearningRpcTest):
+              reinforcement_learning_rpc_test.ReinforcementLearningRpcTest, remote_module_test.RemoteModuleTest,
+              remote_module_test.ThreeWorkersRemoteModuleTest):
     suite = type(suite.__name__, (Worker, suite, TestCase), {})
     for name in dir(suite):
         if name.startswith("test_") and NOT_RUN.search(name) is None:

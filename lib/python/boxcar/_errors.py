@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Errors of the engine as exceptions."""
+from concurrent.futures import CancelledError
+
 from . import _boxcar
 
 
@@ -34,7 +36,7 @@ class Timeout(Error, TimeoutError):
     """The deadline passed."""
 
 
-class Cancelled(Error):
+class Cancelled(Error, CancelledError):
     """The call was cancelled."""
 
 

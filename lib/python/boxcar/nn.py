@@ -28,8 +28,17 @@ def _moved(value, device):
     return value
 
 
-def _make_on(device, module_cls, args, kwargs):
-    return module_cls(*args, **kwargs).to(device)
+def _make(device, module_cls, args, kwargs):
+    module = module_cls(*args, **kwargs)
+    if not isinstance(module, torch.nn.Module):
+        raise ValueError(f"{module_cls} makes a {type(module).__qualname__}; a RemoteModule needs a torch.nn.Module")
+    return rpc.RRef(module.to(device))
+
+
+def _place(remote_device):
+    """A worker's name or rank, and a device of it."""
+    worker, _, device = remote_device.partition("/")
+    return int(worker[5:]) if worker.startswith("rank:") else worker, torch.device(device or "cpu")
 
 
 def _forward_on(module, device, back, args, kwargs):
@@ -38,19 +47,29 @@ def _forward_on(module, device, back, args, kwargs):
 
 
 class RemoteModule(torch.nn.Module):
-    """A module that module_cls(*args, **kwargs) makes in another worker. remote_device: "worker1", "rank:1", and behind
-    it "/cpu" or "/cuda:0". It may be a part of local modules, and travels in arguments and results. One on a GPU takes
-    tensors from host memory too; its results come back to host memory if GPUs of the two workers are not mapped."""
+    """A module that module_cls(*args, **kwargs) makes in another worker; raises what that raises. remote_device:
+    "worker1", "rank:1", and behind it "/cpu" or "/cuda:0". It may be a part of local modules, and travels in arguments
+    and results. One on a GPU takes tensors from host memory too; its results come back to host memory if GPUs of the
+    two workers are not mapped."""
 
     def __init__(self, remote_device, module_cls, args=None, kwargs=None):
         super().__init__()
-        worker, _, device = remote_device.partition("/")
-        self.on = int(worker[5:]) if worker.startswith("rank:") else worker
-        self.device = torch.device(device or "cpu")
-        if self.device.type == "cpu":
-            self.module_rref = rpc.remote(self.on, module_cls, args, kwargs)
-        else:
-            self.module_rref = rpc.remote(self.on, _make_on, (self.device, module_cls, args or (), kwargs or {}))
+        worker, self.device = _place(remote_device)
+        self.module_rref = rpc.rpc_sync(worker, _make, (self.device, module_cls, args or (), kwargs or {}))
+
+    @staticmethod
+    def init_from_module_rref(remote_device, module_rref):
+        """A second RemoteModule of the module to which module_rref refers, in its owner. Of remote_device the device
+        counts."""
+        module = RemoteModule.__new__(RemoteModule)
+        torch.nn.Module.__init__(module)
+        module.device, module.module_rref = _place(remote_device)[1], module_rref
+        return module
+
+    @property
+    def on(self):
+        """The worker's name."""
+        return self.module_rref.owner_name()
 
     def _call_of(self, args, kwargs):
         if self.device.type == "cpu":

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # The types of boxcar.nn's public names; tests/python/test_stubs.py compares them with the code.
-from typing import Any, Callable, List, Mapping, NoReturn, Optional, Sequence, Union
+from typing import Any, Callable, List, Mapping, NoReturn, Optional, Sequence
 
 from torch import nn
 
@@ -9,10 +9,13 @@ import boxcar
 from .rpc import RRef
 
 class RemoteModule(nn.Module):
-    on: Union[str, int]
     module_rref: RRef
     def __init__(self, remote_device: str, module_cls: Callable[..., nn.Module], args: Optional[Sequence[Any]] = ...,
                  kwargs: Optional[Mapping[str, Any]] = ...) -> None: ...
+    @staticmethod
+    def init_from_module_rref(remote_device: str, module_rref: RRef) -> RemoteModule: ...
+    @property
+    def on(self) -> str: ...
     def forward(self, *args: Any, **kwargs: Any) -> Any: ...
     def forward_async(self, *args: Any, **kwargs: Any) -> boxcar.Future[Any]: ...
     def get_module_rref(self) -> RRef: ...

@@ -42,15 +42,16 @@ class DistributedOptimizer:
             by_owner[rref.owner().id].append(rref)
         futures = [boxcar.call_async(owner, _new, (optimizer_class, rrefs, args, kwargs))
                    for owner, rrefs in by_owner.items()]
-        self._optimizers = [future.result() for future in futures]
+        self.remote_optimizers = [future.result() for future in futures]
 
     def step(self, context_id):
         """Each owner's optimizer steps with the gradients of the context; returns when all have. Raises what one
         raised."""
         get_gradients(context_id)       # raises, if there is no such context
-        futures = [optimizer.rpc_async().step(context_id) for optimizer in self._optimizers if not optimizer.is_owner()]
+        futures = [optimizer.rpc_async().step(context_id) for optimizer in self.remote_optimizers
+                   if not optimizer.is_owner()]
         try:
-            for optimizer in self._optimizers:
+            for optimizer in self.remote_optimizers:
                 if optimizer.is_owner():
                     optimizer.local_value().step(context_id)
         finally:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import unittest
+import unittest.mock
 import weakref
 
 try:
@@ -427,6 +428,8 @@ class RunAutograd(Run):
             gradient = dist_autograd.get_gradients(context_id)[x]
             CASE.assertEqual(gradient.to_dense().diagonal().tolist(), [2, 2, 2])
         CASE.assertTrue(boxcar.call(1, echo, (x,)).requires_grad)
+        with unittest.mock.patch.object(torch.serialization, "_get_layout", None):  # no thread at a time may enter it
+            CASE.assertEqual(boxcar.call(0, echo, (x.detach(),)).layout, torch.sparse_coo)
 
     def hooks(self):
         x, seen = torch.ones(3, requires_grad=True), []

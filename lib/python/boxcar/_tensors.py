@@ -58,6 +58,11 @@ def _reduce_script(function):
     return find, (module or "__main__", name)
 
 
+def _reduce_layout(layout):
+    """By its name: two threads that first read what torch makes of it raise KeyError."""
+    return find, tuple(str(layout).split("."))
+
+
 set_apart(torch.Tensor, _reduce_strided)
 
 
@@ -135,7 +140,8 @@ class _Table(dict):
     """Of reducers: that of tensors, then those of another table as it is when it is asked."""
 
     def __init__(self, other):
-        super().__init__({torch.Tensor: _reduce, torch.jit.ScriptFunction: _reduce_script})
+        super().__init__({torch.Tensor: _reduce, torch.layout: _reduce_layout,
+                          torch.jit.ScriptFunction: _reduce_script})
         self.other = other
 
     def __missing__(self, type):

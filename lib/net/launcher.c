@@ -149,7 +149,7 @@ void bxi_launcher_addresses(char list[BXI_ROOT_BYTES], unsigned port)
     if (getifaddrs(&all) == 0) {
         for (int named = 1; named >= 0 && list[0] == '\0'; named--)
             for (const struct ifaddrs *at = all; at != NULL; at = at->ifa_next)
-                if (counts(at, named == 1))
+                if (counts(at, named == 1) && (named == 0 || list[0] == '\0'))
                     add(list, at->ifa_addr, port);
         freeifaddrs(all);
     }

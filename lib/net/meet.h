@@ -80,7 +80,8 @@ int bxi_meet_take_table(struct bxi_meeting *meeting, uint64_t instance, const un
 #define BXI_SECRET_BYTES 256
 bool bxi_launcher_has_hosts(void);      /* some workers of bxi_launcher_job() are on other hosts, or BX_HOST is set */
 void bxi_launcher_begin(void);          /* a meeting; all workers of a launcher have the same ones, in one order */
-void bxi_launcher_addresses(char list[BXI_ROOT_BYTES], unsigned port);          /* of this host: "a:port,b:port" */
+/* Of this host: "a:port,b:port"; the first one alone of an interface that UCX_NET_DEVICES names. */
+void bxi_launcher_addresses(char list[BXI_ROOT_BYTES], unsigned port);
 int bxi_launcher_secret(char secret[BXI_SECRET_BYTES]);                         /* draws one */
 int bxi_launcher_put(const char *where, const char *secret);                    /* rank 0 */
 void bxi_launcher_end(void);                                                    /* rank 0, when all have met */

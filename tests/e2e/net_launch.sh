@@ -74,6 +74,18 @@ check 'rank 0 that says nothing' eval '! started mpirun -n 2 sh -c \
     "test \$OMPI_COMM_WORLD_RANK != 0 || exec sleep 5; BX_HOST=b exec \"\$@\"" sh "$net_meet" meet 1000 &&
      prints 0 "cannot start: BX_E_RANK_MISSING: rank 0 has not told through PMIx"'
 
+# Rank 1 does not come, and rank 0 listens meanwhile: for it, and as UCX does.
+env UCX_NET_DEVICES=lo mpirun -n 2 sh -c 'test $OMPI_COMM_WORLD_RANK = 0 || exec sleep 3; BX_HOST=b exec "$@"' sh \
+    "$net_meet" meet 1000 >"$dir/out.0" 2>&1 </dev/null &
+listens_twice()
+{
+    ss -Hltnp | awk '/"prog_net_meet"/ { print $4 }' >"$dir/listeners"
+    test "$(grep -c '^127\.0\.0\.1:' "$dir/listeners")" = 2
+}
+check 'rank 0 listens at the address of the interface that is named' soon listens_twice
+check 'and at no other' test "$(wc -l <"$dir/listeners")" = 2
+wait
+
 # ---- mpirun in network namespaces -------------------------------------------------------------------------
 
 have_namespaces || exit "$failed"

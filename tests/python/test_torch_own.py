@@ -55,10 +55,9 @@ def replace_torch():
     rpc = torch.distributed.rpc
     for ours, theirs in ((boxcar.rpc, rpc), (boxcar.rpc, rpc.api), (boxcar.autograd, torch.distributed.autograd)):
         vars(theirs).update((name, getattr(ours, name)) for name in ours.__all__ if name not in ("api", "functions"))
-    for name in "_all_gather", "_barrier", "_wait_all_workers":
+    for name in "_all_gather", "_barrier", "_get_current_rpc_agent", "_wait_all_workers":
         setattr(rpc.api, name, getattr(boxcar.rpc.api, name))
-    rpc._get_current_rpc_agent = lambda: types.SimpleNamespace(get_worker_infos=lambda: [
-        boxcar.rpc.get_worker_info(boxcar.worker_name(rank)) for rank in range(boxcar.world_size())])
+    rpc._get_current_rpc_agent = boxcar.rpc.api._get_current_rpc_agent
     rpc.functions.async_execution = boxcar.rpc.functions.async_execution
     torch.distributed.optim.DistributedOptimizer = boxcar.optim.DistributedOptimizer
     torch.distributed.nn.RemoteModule = boxcar.nn.RemoteModule

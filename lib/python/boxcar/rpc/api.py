@@ -7,7 +7,8 @@ from collections import Counter
 import boxcar
 from boxcar import rpc
 
-__all__ = ["_all_gather", "_barrier", "_is_current_rpc_agent_set", "_require_initialized", "_wait_all_workers"]
+__all__ = ["_all_gather", "_barrier", "_get_current_rpc_agent", "_is_current_rpc_agent_set", "_require_initialized",
+           "_wait_all_workers"]
 
 _lock = threading.Lock()        # of all three
 _job = None                     # of the other two: the job
@@ -57,6 +58,19 @@ def _barrier(worker_names):
 def _wait_all_workers(timeout=0):
     """Returns when all workers call it. timeout: seconds, 0: none."""
     _all_gather(None, timeout=timeout)
+
+
+class _Agent:
+    """Of torch's agent what it tells of the workers."""
+    get_worker_info = staticmethod(rpc.get_worker_info)
+
+    def get_worker_infos(self):
+        return [rpc.get_worker_info(boxcar.worker_name(rank)) for rank in range(boxcar.world_size())]
+
+
+def _get_current_rpc_agent():
+    boxcar._running()
+    return _Agent()
 
 
 def _is_current_rpc_agent_set():

@@ -378,10 +378,9 @@ void bxi_frames_unread(const struct bxi_role *role, struct bx_job *job)
         const void *payload;
         uint32_t bytes;
 
-        if (peer->lend->held != NULL && bxi_ring_peek(&peer->in, &payload, &bytes) == 1) {
+        if (peer->lend->held != NULL && bxi_ring_peek(&peer->in, &payload, &bytes) == 1)
             bxi_ring_advance(&peer->in, bytes);         /* its lease goes back with the loan, once */
-            bxi_loan_drop_held(peer->lend);
-        }
+        bxi_loan_drop_held(peer->lend);
         for (int frames = 0; frames < RING_FRAMES && bxi_ring_peek(&peer->in, &payload, &bytes) == 1; frames++) {
             bxi_ring_advance(&peer->in, bytes);
             leave_unread(job, peer, payload, bytes);

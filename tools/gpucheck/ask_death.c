@@ -31,7 +31,7 @@ static bool waits_for(const char *key, struct CUstream_st *stream, unsigned long
 static unsigned long long register_word(bxi_a64 *page)
 {
     unsigned long long at = 0;
-    unsigned result = check_register_page(check_page(0, false), CU_MEMHOSTREGISTER_READ_ONLY, &at);
+    unsigned result = check_register_page(check_page(false), CU_MEMHOSTREGISTER_READ_ONLY, &at);
 
     if (result != CUDA_SUCCESS)
         result = check_register_page(page, 0, &at);
@@ -44,7 +44,7 @@ static unsigned long long register_word(bxi_a64 *page)
 
 static void ask_kill(void)
 {
-    bxi_a64 *page = check_page(0, true);
+    bxi_a64 *page = check_page(true);
     struct CUstream_st *host_wait = check_stream(), *device_wait = check_stream();
     struct check_reader reader = check_reader_make();
     struct check_parcel parcel = { 0 };

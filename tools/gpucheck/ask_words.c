@@ -62,7 +62,7 @@ static void make_writer(struct check_parcel *parcel)
         writer.values = check_pinned(CHECK_PAGE_BYTES, NULL);
         return;
     }
-    writer.word = check_page(0, true);
+    writer.word = check_page(true);
     result = check_register_page(writer.word, 0, &writer.word_at);
     if (result != CUDA_SUCCESS)
         check_skip("the owner's page cannot be registered: %s", check_name(result));
@@ -114,8 +114,8 @@ static struct waiter make_waiter(struct CUipcMemHandle_st handle)
         waiter.word_at = waiter.payload + CHECK_PAYLOAD_BYTES;
         return waiter;
     }
-    waiter.writable = check_page(0, true);
-    page = is_read_only ? check_page(0, false) : waiter.writable;
+    waiter.writable = check_page(true);
+    page = is_read_only ? check_page(false) : waiter.writable;
     result = check_register_page(page, is_read_only ? CU_MEMHOSTREGISTER_READ_ONLY : 0, &waiter.word_at);
     if (result != CUDA_SUCCESS)
         check_skip("the peer's mapping cannot be registered: %s", check_name(result));
@@ -289,7 +289,7 @@ static void call_host(struct check_parcel *parcel)
     hold = check_hold_make();
     parcel->number = check_hold_try(&hold, stream) == CUDA_SUCCESS;
     check_fill(payload, byte_of(0), CHECK_PAYLOAD_BYTES, stream);
-    parcel->result = cu.cuLaunchHostFunc(stream, tell, (void *)check_page(0, true));
+    parcel->result = cu.cuLaunchHostFunc(stream, tell, (void *)check_page(true));
 }
 
 static void end_hold(struct check_parcel *parcel)
@@ -301,7 +301,7 @@ static void end_hold(struct check_parcel *parcel)
 static void ask_events(void)
 {
     struct check_reader reader = check_reader_make();
-    bxi_a64 *word = check_page(0, false);
+    bxi_a64 *word = check_page(false);
     struct check_parcel parcel = { 0 };
     unsigned long long payload;
     uint64_t end_ns;

@@ -33,9 +33,8 @@
 /* In this order: what the verdict needs comes first. The first question says whether there is anything to ask. */
 static const struct check_question *const questions[] = {
     &check_register, &check_handle, &check_descriptor, &check_words_host, &check_words_read_only,
-    &check_words_device, &check_events, &check_queues_32, &check_boxcar, &check_queues_8, &check_queues_1,
-    &check_block,
-    &check_kill, &check_descriptor_dead, &check_kill_borrower, &check_share,
+    &check_words_device, &check_events, &check_queues, &check_boxcar,
+    &check_kill, &check_descriptor_dead, &check_kill_borrower,
     &check_devices, &check_nvrtc, &check_cublas, &check_cudnn,
 };
 
@@ -61,8 +60,8 @@ static void help(void)
          "  unknown    there was no answer: a call hung, the process crashed, or the time was over\n\n"
          "  --device   which GPU (0)\n"
          "  --only     only the questions whose names begin with NAME: driver, register, handle,\n"
-         "             descriptor, words.host, words.read_only, words.device, events, queues.32, boxcar, queues.8,\n"
-         "             queues.1, block, kill, borrower, share, devices, nvrtc, cublas, cudnn;\n"
+         "             descriptor, words.host, words.read_only, words.device, events, queues, boxcar,\n"
+         "             kill, borrower, devices, nvrtc, cublas, cudnn;\n"
          "             or order: those that decide which order is used\n"
          "  --json     one JSON object instead of the lines\n"
          "  --help, --version\n\n"

@@ -515,7 +515,6 @@ static const struct {
     { BXI_C_gpu_marks, offsetof(struct bxi_gpu_counters, marks) },
     { BXI_C_gpu_waits, offsetof(struct bxi_gpu_counters, waits) },
     { BXI_C_gpu_waits_saved, offsetof(struct bxi_gpu_counters, waits_saved) },
-    { BXI_C_gpu_word_reads, offsetof(struct bxi_gpu_counters, word_reads) },
     { BXI_C_gpu_host_synchronises, offsetof(struct bxi_gpu_counters, host_synchronises) },
     { BXI_C_gpu_fallbacks, offsetof(struct bxi_gpu_counters, fallbacks) },
     { BXI_C_gpu_staged_bytes, offsetof(struct bxi_gpu_counters, staged_bytes) },

@@ -19,7 +19,7 @@ struct bxi_stream {                     /* a stream with which tensors are order
     uint32_t device;                    /* index into devices->open */
 };
 
-#define BXI_GPU_SHOWN 14                /* figures of gpu/ that are counters of the job */
+#define BXI_GPU_SHOWN 13                /* figures of gpu/ that are counters of the job */
 
 struct bxi_devices {
     bxi_a32 refs;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * How many streams may wait before they hold up another one. Streams share hardware queues, and a stream that waits
- * blocks what comes behind it in its queue; the poison comes by a side stream, so that one must not be held up.
+ * blocks what comes behind it in its queue: the marks of another lane, or the copies of the side stream.
  *
  * The side stream is made first, as Boxcar makes it, then 40 others; all are used once before the first one waits,
  * because a driver may wait for all streams where it makes something. Then one after the other is made to wait. After
@@ -54,5 +54,5 @@ static void ask_queues(void)
 const struct check_question check_queues = {
     .name = "queues", .ask = ask_queues, .decides = true, .limit_ms = 6000,
     .lines = { { "queues", "That many lanes may wait at a time. " SETS,
-                 "Words are of no use: the poison could not come. " SETS } },
+                 "Words are of no use: marks would be held up. " SETS } },
 };

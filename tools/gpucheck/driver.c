@@ -119,9 +119,8 @@ void check_fill(unsigned long long address, unsigned char byte, size_t bytes, st
 
 unsigned long long check_payload(unsigned char byte, struct CUstream_st *stream)
 {
-    unsigned long long address = check_alloc(CHECK_PAYLOAD_BYTES + CHECK_PAGE_BYTES);
+    unsigned long long address = check_alloc(CHECK_PAYLOAD_BYTES);
 
-    check_fill(address, 0, CHECK_PAYLOAD_BYTES + CHECK_PAGE_BYTES, stream);
     check_fill(address, byte, CHECK_PAYLOAD_BYTES, stream);
     check_finish(stream, "filling 1 MiB");
     return address;

@@ -156,7 +156,7 @@ bool check_idles(struct CUstream_st *stream, unsigned ms);
 bool check_is_waiting(struct CUstream_st *stream);      /* it is not idle now */
 /* Fills bytes with a byte on the stream; gives up if it cannot. */
 void check_fill(unsigned long long address, unsigned char byte, size_t bytes, struct CUstream_st *stream);
-/* A new allocation: a payload that is filled with the byte, and behind it a page of zeros for words. */
+/* A new allocation: a payload that is filled with the byte. */
 unsigned long long check_payload(unsigned char byte, struct CUstream_st *stream);
 /* The number of bytes that differ from byte. */
 size_t check_differing(const unsigned char *bytes, size_t count, unsigned char byte);
@@ -217,7 +217,7 @@ bool check_is_refused(void);
 extern const struct check_question check_driver;                        /* ask_driver.c */
 extern const struct check_question check_register, check_handle;        /* ask_memory.c */
 extern const struct check_question check_descriptor, check_descriptor_dead;                     /* ask_descriptor.c */
-extern const struct check_question check_words_host, check_words_read_only, check_words_device; /* ask_words.c */
+extern const struct check_question check_words_host, check_words_read_only;                     /* ask_words.c */
 extern const struct check_question check_events;
 extern const struct check_question check_queues;                        /* ask_queues.c */
 extern const struct check_question check_boxcar;                        /* ask_boxcar.c */

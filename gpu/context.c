@@ -82,6 +82,18 @@ int bxi_gpu_refuse_capture(const struct bxi_gpu_device *device, struct CUstream_
                         "ended, and launch the graph on this stream", what);
 }
 
+int bxi_gpu_enter_lane(const struct bxi_gpu_lane *lane, const char *what)
+{
+    int rc = bxi_gpu_enter(lane->device);
+
+    if (rc < 0)
+        return rc;
+    rc = bxi_gpu_refuse_capture(lane->device, lane->stream, what);
+    if (rc < 0)
+        bxi_gpu_leave(lane->device);
+    return rc;
+}
+
 bool bxi_gpu_idle_by(const struct bxi_gpu_device *device, struct CUstream_st *stream, uint64_t end_ns)
 {
     unsigned result;

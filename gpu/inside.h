@@ -84,6 +84,8 @@ void bxi_gpu_leave(const struct bxi_gpu_device *device);
 /* With the context current: -EBUSY if the stream is captured into a graph. what begins the sentence. Call it before any
  * query or wait, which would invalidate the capture. */
 int bxi_gpu_refuse_capture(const struct bxi_gpu_device *device, struct CUstream_st *stream, const char *what);
+/* Both, for a lane: as bxi_gpu_enter of its device, unless its stream is captured. */
+int bxi_gpu_enter_lane(const struct bxi_gpu_lane *lane, const char *what);
 /* With the context current: whether the stream is idle, at end_ns (CLOCK_MONOTONIC) at the latest. */
 bool bxi_gpu_idle_by(const struct bxi_gpu_device *device, struct CUstream_st *stream, uint64_t end_ns);
 

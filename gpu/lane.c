@@ -141,20 +141,14 @@ void *bxi_gpu_lane_stream(const struct bxi_gpu_lane *lane)
 int bxi_gpu_lane_wait(struct bxi_gpu_lane *lane)
 {
     struct bxi_gpu *gpu = lane->gpu;
-    unsigned result = CUDA_SUCCESS;
-    int rc;
+    unsigned result;
+    int rc = bxi_gpu_enter_lane(lane, "waiting for a lane");
 
-    rc = bxi_gpu_enter(lane->device);
     if (rc < 0)
         return rc;
-    rc = bxi_gpu_refuse_capture(lane->device, lane->stream, "waiting for a lane");
-    if (rc == 0) {
-        bxi_gpu_count(&gpu->figures.host_synchronises, 1);
-        result = gpu->cu.cuStreamSynchronize(lane->stream);
-    }
+    bxi_gpu_count(&gpu->figures.host_synchronises, 1);
+    result = gpu->cu.cuStreamSynchronize(lane->stream);
     bxi_gpu_leave(lane->device);
-    if (rc < 0)
-        return rc;
     return result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(&gpu->cu, result, "waiting for lane %u", lane->index);
 }
 
@@ -226,12 +220,11 @@ void bxi_gpu_lane_close(struct bxi_gpu_lane *lane)
  * is not queried: bxi_gpu_lane_close does not wait for it. */
 static int end_by(const struct bxi_gpu_lane *lane, uint64_t end_ns)
 {
-    int rc = bxi_gpu_enter(lane->device);
+    int rc = bxi_gpu_enter_lane(lane, "closing a lane");
 
     if (rc < 0)
         return rc;
-    rc = bxi_gpu_refuse_capture(lane->device, lane->stream, "closing a lane");
-    if (rc == 0 && !bxi_gpu_idle_by(lane->device, lane->stream, end_ns))
+    if (!bxi_gpu_idle_by(lane->device, lane->stream, end_ns))
         rc = lane->gpu->cu.cuStreamQuery(lane->stream) == CUDA_ERROR_NOT_READY ? -ETIMEDOUT : -EIO;
     bxi_gpu_leave(lane->device);
     return rc;
@@ -294,18 +287,13 @@ static unsigned mark_word(struct bxi_gpu_lane *lane)
 
 int bxi_gpu_mark(struct bxi_gpu_lane *lane, struct bxi_gpu_point *point)
 {
-    unsigned result = CUDA_SUCCESS;
-    int rc;
+    unsigned result;
+    int rc = bxi_gpu_enter_lane(lane, "a mark on a lane");
 
-    rc = bxi_gpu_enter(lane->device);
     if (rc < 0)
         return rc;
-    rc = bxi_gpu_refuse_capture(lane->device, lane->stream, "a mark on a lane");
-    if (rc == 0)
-        result = lane->order == BXI_GPU_EVENTS ? mark_event(lane) : mark_word(lane);
+    result = lane->order == BXI_GPU_EVENTS ? mark_event(lane) : mark_word(lane);
     bxi_gpu_leave(lane->device);
-    if (rc < 0)
-        return rc;
     if (result != CUDA_SUCCESS)
         return bxi_gpu_cuda_fail(&lane->gpu->cu, result, "a mark on lane %u of device %d", lane->index,
                                  lane->device->ordinal);

@@ -248,13 +248,12 @@ int bxi_gpu_after(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const st
     }
     if (peer != NULL && (bxi_gpu_peer_is_dead(peer) || (word & BXI_GPU_POISON) != 0))
         return after_death(gpu, peer, point);
-    rc = bxi_gpu_enter(lane->device);
+    rc = bxi_gpu_enter_lane(lane, "a wait on a lane");
     if (rc < 0)
         return rc;
-    rc = bxi_gpu_refuse_capture(lane->device, lane->stream, "a wait on a lane");
-    if (rc == 0 && point->order == BXI_GPU_HOST_WORDS)
+    if (point->order == BXI_GPU_HOST_WORDS)
         rc = after_word(lane, peer, point);
-    else if (rc == 0)
+    else
         rc = peer == NULL ? after_own_event(lane, point) : after_event(gpu, peer, point);
     bxi_gpu_leave(lane->device);
     if (rc == 0)

@@ -6,13 +6,12 @@
  *
  * The trial of words has two streams, two words and a payload in memory of the pool. The second stream waits for word
  * 0, copies the payload to the host and then writes word 1. The host pauses, and checks that nothing has come: a wait
- * that does not wait fails here. Then the first stream fills the payload and writes word 0; the host polls word 1 and
- * checks the payload: a wait that ends too early fails here. The trial is repeated with the host writing word 0. The
- * words are in a file in tmpfs, as a segment is, and word 0 is waited for through a second mapping, registered as a
- * peer's words are (peer.c). The trial has one process, because a library must not start others: README.md lists what
- * that leaves open.
- *
- * Before that the host checks, with a wait that it ends itself, that the other streams run while one waits.
+ * that does not wait fails here. It checks that the side stream runs meanwhile. Then the first stream fills the payload
+ * and writes word 0, which it cannot if it shares a hardware queue with the second; the host polls word 1 and checks
+ * the payload: a wait that ends too early fails here. The trial is repeated with the host writing word 0. The words are
+ * in a file in tmpfs, as a segment is, and word 0 is waited for through a second mapping, registered as a peer's words
+ * are (peer.c). The trial has one process, because a library must not start others: README.md lists what that leaves
+ * open.
  *
  * Every wait of the host has a deadline. Everything is made before a stream waits, because a driver may wait for all
  * streams where it makes something.
@@ -124,6 +123,15 @@ static bool begin_wait(const struct trial *trial, uint64_t value)
                                        CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
 }
 
+/* Whether another stream runs, the one of copies: not if it shares a hardware queue with one that waits. */
+static bool streams_run(const struct trial *trial)
+{
+    struct CUstream_st *side = trial->device->side;
+
+    return trial->cu->cuMemsetD8Async(trial->payload->address, 0, PAYLOAD_BYTES, side) == CUDA_SUCCESS &&
+        becomes_idle(trial, side);
+}
+
 /* One wait, satisfied by the other stream or by the host. */
 static bool round_works(struct trial *trial, uint64_t value, bool by_host)
 {
@@ -133,7 +141,7 @@ static bool round_works(struct trial *trial, uint64_t value, bool by_host)
     if (!begin_wait(trial, value))
         return false;
     pause_for(PAUSE_NS);
-    if (read_word(trial) == value || !has_payload(trial, ~value) || !fill(trial, value))
+    if (read_word(trial) == value || !has_payload(trial, ~value) || !streams_run(trial) || !fill(trial, value))
         return false;
     if (by_host) {
         if (!becomes_idle(trial, trial->writer))
@@ -143,24 +151,6 @@ static bool round_works(struct trial *trial, uint64_t value, bool by_host)
         return false;
     }
     return gets_value(trial, value) && has_payload(trial, value);
-}
-
-/* Whether the other streams run while one waits: they do not if they share a hardware queue with it. The host ends the
- * wait, so this does not block the device. */
-static bool are_apart(const struct trial *trial)
-{
-    struct bxi_gpu_device *device = trial->device;
-    uint64_t end_ns = bxi_gpu_now_ns() + PATIENCE_NS;
-    bool apart;
-
-    if (trial->cu->cuStreamWaitValue64_v2(trial->waiter, trial->pages.again_at, 1, CU_STREAM_WAIT_VALUE_GEQ) !=
-        CUDA_SUCCESS)
-        return false;
-    apart = fill(trial, 0) && bxi_gpu_idle_by(device, trial->writer, end_ns) &&
-        trial->cu->cuMemsetD8Async(trial->payload->address, 0, sizeof(uint64_t), device->side) == CUDA_SUCCESS &&
-        bxi_gpu_idle_by(device, device->side, end_ns);
-    host_write(trial, 1);
-    return becomes_idle(trial, trial->waiter) && apart;
 }
 
 /* Runs the trial; its words are 0 before. */
@@ -173,7 +163,7 @@ static bool words_work(struct trial *trial)
         return false;
     if (cu->cuStreamCreate(&trial->waiter, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS)
         goto destroy_writer;
-    works = are_apart(trial) && round_works(trial, 2, false) && round_works(trial, 3, true);
+    works = round_works(trial, 1, false) && round_works(trial, 2, true);
     host_write(trial, BXI_GPU_POISON);
     trial->is_stuck = !becomes_idle(trial, trial->waiter) || !becomes_idle(trial, trial->writer);
     if (trial->is_stuck)
@@ -322,14 +312,6 @@ static int choose(struct trial *trial)
                             BXI_CU_CONNECTIONS_LEAST, bxi_cu_connections());
     return bxi_gpu_fail(-ENOTSUP, "the order asked for (BX_GPU_ORDER, %d) does not work on device %d: leave it at auto",
                         (int)wanted, device->ordinal);
-}
-
-static bool streams_run(const struct trial *trial)
-{
-    struct CUstream_st *side = trial->device->side;
-
-    return trial->cu->cuMemsetD8Async(trial->payload->address, 0, PAYLOAD_BYTES, side) == CUDA_SUCCESS &&
-        becomes_idle(trial, side);
 }
 
 int bxi_gpu_probe(struct bxi_gpu_device *device)

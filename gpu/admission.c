@@ -47,9 +47,8 @@ void bxi_gpu_admission_fini(struct bxi_gpu_admission *admission)
     pthread_mutex_destroy(&admission->lock);
 }
 
-/* As the stream compares: a poisoned word satisfies every wait. Only HOST_WORDS has streams that wait for this very
- * word. With the other orders the poison in it ends no wait: the word in device memory is poisoned later or, while its
- * owner lives, never. The word of a dead peer that could not be poisoned satisfies none. */
+/* As the stream compares: a poisoned word satisfies every wait. With EVENTS the stream waits for an event, which the
+ * poison does not end. The word of a dead peer that could not be poisoned satisfies none. */
 static bool is_satisfied(const struct bxi_gpu *gpu, const struct bxi_gpu_awaited *awaited)
 {
     const struct bxi_gpu_region *region = awaited->peer != NULL ? awaited->peer->options.region : gpu->region;

@@ -4,7 +4,7 @@
  * foreign.c make them. Any thread, under the lock.
  *
  * A freed block waits in a list until its points have passed. No thread waits for it: the list is walked when memory
- * is wanted and no free chunk is large enough, by bxi_gpu_poll, and by bxi_gpu_trim. With HOST_WORDS that walk reads
+ * is wanted and no free chunk is large enough, by bxi_gpu_poll, and by bxi_gpu_trim. That walk reads
  * words in host memory and makes no call of the driver.
  *
  * Every block is in one of two lists (handed out, waiting), so that bxi_gpu_close can free them all. Nothing
@@ -182,6 +182,6 @@ static void forget(struct bxi_gpu_block_inside *list)
 void bxi_gpu_blocks_forget(struct bxi_gpu *gpu)
 {
     forget(gpu->waiting);
-    forget(gpu->blocks);                /* including the word_blocks */
+    forget(gpu->blocks);
     gpu->waiting = gpu->blocks = NULL;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A device's primary context on the calling thread, and a word of device memory read by the host. Any thread.
+ * A device's primary context on the calling thread. Any thread.
  *
  * Between enter and leave the thread's mode for stream capture is RELAXED. While a program captures in the default
  * mode, GLOBAL, the driver refuses "potentially unsafe" calls of all other threads, cuMemAlloc among them, and
@@ -82,6 +82,18 @@ int bxi_gpu_refuse_capture(const struct bxi_gpu_device *device, struct CUstream_
                         "ended, and launch the graph on this stream", what);
 }
 
+int bxi_gpu_enter_lane(const struct bxi_gpu_lane *lane, const char *what)
+{
+    int rc = bxi_gpu_enter(lane->device);
+
+    if (rc < 0)
+        return rc;
+    rc = bxi_gpu_refuse_capture(lane->device, lane->stream, what);
+    if (rc < 0)
+        bxi_gpu_leave(lane->device);
+    return rc;
+}
+
 bool bxi_gpu_idle_by(const struct bxi_gpu_device *device, struct CUstream_st *stream, uint64_t end_ns)
 {
     unsigned result;
@@ -92,29 +104,4 @@ bool bxi_gpu_idle_by(const struct bxi_gpu_device *device, struct CUstream_st *st
         sched_yield();
     }
     return result == CUDA_SUCCESS;
-}
-
-/* The target is pinned, so that the copy itself does not wait. A copy that comes late changes nothing: the next one is
- * behind it on the same stream. */
-int bxi_gpu_read_word(const struct bxi_gpu_device *device, uint64_t address, uint64_t end_ns, uint64_t *value)
-{
-    struct bxi_gpu *gpu = device->gpu;
-    unsigned result;
-    bool is_idle = false;
-    int rc = bxi_gpu_enter(device);
-
-    if (rc < 0)
-        return rc;
-    bxi_gpu_count(&gpu->figures.word_reads, 1);
-    result = gpu->cu.cuMemcpyDtoHAsync_v2(device->look, address, sizeof(*value), device->side);
-    if (result == CUDA_SUCCESS)
-        is_idle = bxi_gpu_idle_by(device, device->side, end_ns);
-    bxi_gpu_leave(device);
-    if (result != CUDA_SUCCESS)
-        return bxi_gpu_cuda_fail(&gpu->cu, result, "reading a word of the device");
-    if (!is_idle)
-        return bxi_gpu_fail(-ETIMEDOUT, "a word of device %d could not be read in time", device->ordinal);
-    /* [gpu.word] acquire, pairs with the copy, which is done: only a stream writes here. */
-    *value = bxi_load_acquire(device->look);
-    return 0;
 }

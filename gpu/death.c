@@ -14,8 +14,6 @@
 
 #include <errno.h>
 
-#define PATIENCE_NS UINT64_C(1000000000)        /* for all words of a peer: the lock is held */
-
 /* The bits below the poison keep the word's last value, so that passed points can still be recognised. The owner is
  * dead, so only other survivors write the word too, and they write the same value. awaited: only words for which
  * streams wait. */
@@ -44,78 +42,6 @@ static int poison_host(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words, bo
     return rc;
 }
 
-/* Whether the side stream of a device that has mapped words of the peer is idle in time. */
-static bool have_ended(struct bxi_gpu *gpu, uint64_t end_ns)
-{
-    bool have = true;
-
-    for (uint32_t i = 0; i < gpu->device_count; i++) {
-        if (bxi_gpu_enter(gpu->device[i]) < 0)
-            continue;
-        have = bxi_gpu_idle_by(gpu->device[i], gpu->device[i]->side, end_ns) && have;
-        bxi_gpu_leave(gpu->device[i]);
-    }
-    return have;
-}
-
-/* Keeps the slabs with the peer's words open until the end: a write to them may still come. */
-static void keep_words(struct bxi_gpu_peer *peer)
-{
-    for (int i = 0; i < BXI_GPU_LANES; i++) {
-        const struct bxi_gpu_lane_row *row = &peer->options.region->lane[i];
-        uint32_t slab = row->slab;
-
-        /* [gpu.lane] acquire, pairs with the release in publish_lane. */
-        if (bxi_load_acquire(&row->order) == BXI_GPU_DEVICE_WORDS && bxi_gpu_mapped(peer, row).address != 0)
-            peer->map[slab].users++;
-    }
-}
-
-/* Puts the poison on the side stream, behind the bits that are known. */
-static bool poison_word(struct bxi_gpu *gpu, const struct bxi_gpu_place *at, uint64_t word)
-{
-    bool put;
-
-    if ((word & BXI_GPU_POISON) != 0 || gpu->cu.cuStreamWriteValue64_v2 == NULL || bxi_gpu_enter(at->device) < 0)
-        return false;
-    put = gpu->cu.cuStreamWriteValue64_v2(at->device->side, at->address, word | BXI_GPU_POISON,
-                                          CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
-    bxi_gpu_count(&gpu->figures.poisonings, put);
-    bxi_gpu_leave(at->device);
-    return put;
-}
-
-/* Words in mapped slabs of the dead owner: read and poisoned on the side stream, on which nothing waits. Their values
- * go to last_word, because the slab is closed when nothing uses it any more. A word that cannot be read in time (the
- * side stream shares a hardware queue with one that waits) is poisoned all the same: with what the region has. */
-static void poison_device(struct bxi_gpu_peer *peer)
-{
-    struct bxi_gpu *gpu = peer->gpu;
-    uint64_t end_ns = bxi_gpu_now_ns() + PATIENCE_NS;
-    bool has_put = false;
-
-    for (int i = 0; i < BXI_GPU_LANES; i++) {
-        const struct bxi_gpu_lane_row *row = &peer->options.region->lane[i];
-        struct bxi_gpu_place at;
-        uint64_t word = 0;
-
-        /* [gpu.lane] acquire, pairs with the release in publish_lane. */
-        if (bxi_load_acquire(&row->order) != BXI_GPU_DEVICE_WORDS)
-            continue;
-        at = bxi_gpu_mapped(peer, row);
-        if (at.address == 0)
-            continue;
-        /* No lane writes the highest bit: the driver has dropped the dead owner's memory. */
-        if (bxi_gpu_read_word(at.device, at.address, end_ns, &word) < 0 || word >> 63 != 0)
-            /* [gpu.word] acquire, pairs with the write of the dead owner's stream. */
-            word = bxi_load_acquire(&peer->options.region->word[i].value) & (BXI_GPU_POISON - 1);
-        peer->last_word[i] = word;
-        has_put = poison_word(gpu, &at, word) || has_put;
-    }
-    if (has_put && !have_ended(gpu, end_ns))
-        keep_words(peer);
-}
-
 int bxi_gpu_peer_release(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words)
 {
     return bxi_gpu_forked() ? -EPERM : poison_host(peer, words, true);
@@ -133,7 +59,6 @@ int bxi_gpu_peer_died(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words)
      * put a wait on a stream: the poisoned word satisfies it. */
     bxi_store_release(&peer->is_dead, 1);
     rc = poison_host(peer, words, false);
-    poison_device(peer);
     (void)bxi_gpu_blocks_poll(gpu);
     (void)bxi_gpu_maps_poll(peer);
     pthread_mutex_unlock(&gpu->lock);

@@ -41,7 +41,7 @@ static int read_name(const char *variable, const char *const *names, const char 
 
 static int read_options(const struct bxi_gpu_options *options, enum bxi_gpu_order *order, enum bxi_gpu_export *export)
 {
-    static const char *const orders[] = { "auto", "host", "device", "events", NULL };
+    static const char *const orders[] = { "auto", "host", "events", NULL };
     static const char *const exports[] = { "auto", "fd", "handle", NULL };
     int wanted_order, wanted_export;
 
@@ -50,7 +50,7 @@ static int read_options(const struct bxi_gpu_options *options, enum bxi_gpu_orde
     if (options->order > BXI_GPU_EVENTS)
         return bxi_gpu_fail(-EINVAL, "order %d is none", (int)options->order);
     wanted_order = options->order != BXI_GPU_ORDER_AUTO
-        ? (int)options->order : read_name("BX_GPU_ORDER", orders, "auto, host, device, events");
+        ? (int)options->order : read_name("BX_GPU_ORDER", orders, "auto, host, events");
     if (wanted_order < 0)
         return wanted_order;
     wanted_export = read_name("BX_GPU_EXPORT", exports, "auto, fd, handle");
@@ -186,7 +186,6 @@ static void close_device(struct bxi_gpu_device *device)
     if (bxi_gpu_enter(device) == 0) {
         bxi_gpu_stage_fini(device);
         bxi_gpu_vmm_fini(device);
-        bxi_gpu_probe_fini(device);
         if (device->side != NULL)
             (void)cu->cuStreamDestroy_v2(device->side);
         bxi_gpu_leave(device);
@@ -354,8 +353,6 @@ static int prepare(struct bxi_gpu_device *device)
         rc = bxi_gpu_probe(device);
     if (rc < 0)
         return rc;
-    if (device->word_block != NULL)
-        bxi_gpu_slab_has_words(device->word_block);
     pthread_mutex_lock(&gpu->lock);
     publish(device);
     pthread_mutex_unlock(&gpu->lock);

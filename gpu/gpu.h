@@ -32,8 +32,7 @@
  * Fork.     CUDA does not survive fork: in a forked child every function fails with -EPERM.
  * Trust.    Data written by another process is copied once and checked. Where memory is exported as descriptors, a
  *           borrower maps it for reading only, and a kernel that writes there fails with its context. Mappings of
- *           handles are writable: nothing prevents a borrower from writing to a borrowed block. (With DEVICE_WORDS one
- *           slab, which has the words, is mapped writable too.)
+ *           handles are writable: nothing prevents a borrower from writing to a borrowed block.
  *
  * README.md has the states, the invariants, and what is left after a death at each step.
  */
@@ -98,7 +97,6 @@ static_assert(sizeof(struct bxi_gpu_point) == 16 && sizeof(struct bxi_gpu_ref) =
     X(marks)                                                                                    \
     X(waits)                /* put on a stream by after */                                      \
     X(waits_saved)          /* after found that the point had passed */                         \
-    X(word_reads)           /* device words copied to the host: those of dead owners */         \
     X(host_synchronises)    /* times that a thread waited for the GPU, for staging too */       \
     X(fallbacks)            /* devices whose order is not the first choice, and waits on the host */ \
     X(staged_bytes)         /* copied through pinned host memory, out and in */                 \
@@ -119,7 +117,7 @@ struct bxi_gpu_options {
     const char *driver;                 /* path; NULL: the environment's BX_CUDA_DRIVER, else libcuda.so.1 */
     struct bxi_gpu_region *region;      /* this process's own, writable; valid until bxi_gpu_close has returned */
     uint64_t slab_bytes;                /* rounded up to 2 MiB; 0: 64 MiB, larger as the pool grows */
-    enum bxi_gpu_order order;           /* AUTO: the environment's BX_GPU_ORDER=host|device|events, else
+    enum bxi_gpu_order order;           /* AUTO: the environment's BX_GPU_ORDER=host|events, else
                                          * the probe's choice; -ENOTSUP: the requested order does not work */
     /* Whether a living process has that slab of this one open: its struct bxi_gpu_held has the generation (acquire).
      * Any thread, under a lock of gpu/. NULL: none ever has. */
@@ -245,9 +243,7 @@ void bxi_gpu_lane_last(const struct bxi_gpu_lane *lane, struct bxi_gpu_point *po
  * thread, counted as a fallback, for a peer's point of EVENTS and if the lane's device cannot access the word, until
  * the point has passed or the peer has ended. Waits a second at most while memory of the device is freed, unless the
  * point is of the same device of this process. -ECANCELED: bxi_gpu_abandon was called
- * meanwhile; -EOWNERDEAD: the peer is dead and the point had not passed, or with DEVICE_WORDS its word was not mapped
- * when the peer died, so that it is unknown; -EPROTO: an invalid point; -EAGAIN: with DEVICE_WORDS, the slab with the
- * word is not mapped yet (bxi_gpu_map_begin of the ref maps it too). */
+ * meanwhile; -EOWNERDEAD: the peer is dead and the point had not passed; -EPROTO: an invalid point. */
 int bxi_gpu_after(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point);
 
 /* 1: the point has passed (or its peer is dead); 0: it has not; -EPROTO: an invalid point. Reads a word in host memory:
@@ -291,11 +287,11 @@ int bxi_gpu_peer_open(struct bxi_gpu *gpu, const struct bxi_gpu_peer_options *op
 
 /* The peer is dead: releases streams that wait for its words, treats its points as passed, closes maps of its slabs as
  * soon as they are put. words: the words' page of its region, mapped writable, or NULL; without it streams that wait
- * for HOST_WORDS cannot be released (-EROFS; everything else is done). Call it before closing anything: closing waits
+ * for its words cannot be released (-EROFS; everything else is done). Call it before closing anything: closing waits
  * for the device. */
 int bxi_gpu_peer_died(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words);
 
-/* The first step of bxi_gpu_peer_died: releases streams that wait for words in host memory. It takes no lock and does
+/* The first step of bxi_gpu_peer_died: releases streams that wait for the peer's words. It takes no lock and does
  * not call the driver, so a caller whose locks may be held by a thread in the driver calls it before it takes them. */
 int bxi_gpu_peer_release(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words);
 
@@ -317,7 +313,7 @@ void bxi_gpu_peer_try(struct bxi_gpu_peer *peer);
 int bxi_gpu_peer_try_handles(struct bxi_gpu_peer *peer, uint64_t end_ns);
 void bxi_gpu_set_trying(struct bxi_gpu *gpu, bool is_trying);
 
-/* Starts to map the slab of ref, and the slab with the word of its ready point. 1: already mapped; done is not called.
+/* Starts to map the slab of ref. 1: already mapped; done is not called.
  * 0: done(context, 0 or an error) will be called once, on the helper. Memory that is exported as descriptors is mapped
  * when its owner has sent them; an owner that is stopped does not, and done gets -ETIMEDOUT after 10 s. -ESTALE: the
  * slab is gone or its row is used by another (no lease was held); -EPROTO: an invalid ref or row; -EXDEV: no peer

@@ -84,10 +84,10 @@ void bxi_gpu_leave(const struct bxi_gpu_device *device);
 /* With the context current: -EBUSY if the stream is captured into a graph. what begins the sentence. Call it before any
  * query or wait, which would invalidate the capture. */
 int bxi_gpu_refuse_capture(const struct bxi_gpu_device *device, struct CUstream_st *stream, const char *what);
+/* Both, for a lane: as bxi_gpu_enter of its device, unless its stream is captured. */
+int bxi_gpu_enter_lane(const struct bxi_gpu_lane *lane, const char *what);
 /* With the context current: whether the stream is idle, at end_ns (CLOCK_MONOTONIC) at the latest. */
 bool bxi_gpu_idle_by(const struct bxi_gpu_device *device, struct CUstream_st *stream, uint64_t end_ns);
-/* Under the lock: copies a word of the device to the host, on the side stream. -ETIMEDOUT: not before end_ns. */
-int bxi_gpu_read_word(const struct bxi_gpu_device *device, uint64_t address, uint64_t end_ns, uint64_t *value);
 
 /* ---- stage.c: copies, and the staging buffers of a device ------------------------------------ */
 
@@ -116,21 +116,15 @@ struct bxi_gpu_lane {                   /* the using thread's */
     enum bxi_gpu_order order;
     uint32_t index;
     uint64_t value;                     /* of the last mark */
-    uint64_t done;                      /* with a mirror, under the lock; EVENTS, tell's: the value of the word */
-    uint64_t word_address;              /* that streams wait for, as the device sees it */
-    uint64_t host_address;              /* DEVICE_WORDS: of the word that hosts look at, or of the mirror */
-    bxi_a64 *mirror;                    /* a pinned word, from which polls move the one in the region; NULL: none */
-    bxi_a64 marked;                     /* with a mirror: value, for polls */
+    uint64_t done;                      /* EVENTS, tell's: the value of the word */
+    uint64_t word_address;              /* HOST_WORDS: as the device sees it */
     struct CUevent_st *event;           /* EVENTS: recorded with each mark, for other streams of this process */
     bool is_closed;                     /* EVENTS: the word is not tell's any more */
     struct bxi_gpu_awaits awaits;
-    enum { BXI_GPU_SIDE_UNKNOWN, BXI_GPU_SIDE_APART, BXI_GPU_SIDE_SHARED } side;    /* point.c: its hardware queue */
 };
 /* At the end: closes all lanes. False: not all are idle at end_ns; then none is closed, and the words of those that are
  * not idle are poisoned. */
 bool bxi_gpu_lanes_close(struct bxi_gpu *gpu, uint64_t end_ns);
-/* Under the lock: moves the words that have mirrors; how many such lanes have points under way. */
-int bxi_gpu_lanes_poll(struct bxi_gpu *gpu);
 
 /* ---- peer.c: the other processes ------------------------------------------------------------- */
 
@@ -152,7 +146,7 @@ struct bxi_gpu_ask {                    /* fd_server.c's; the helper's */
 
 enum bxi_gpu_map_state { BXI_GPU_MAP_NONE = 0, BXI_GPU_MAP_OPENING, BXI_GPU_MAP_OPEN, BXI_GPU_MAP_CLOSING };
 
-struct bxi_gpu_wait;                    /* map.c: a request that waits for the map */
+struct bxi_gpu_request;                 /* map.c's */
 struct bxi_gpu_map {                    /* map.c's; one slab of the peer */
     struct bxi_gpu_job job;             /* first */
     struct bxi_gpu_peer *peer;
@@ -163,7 +157,7 @@ struct bxi_gpu_map {                    /* map.c's; one slab of the peer */
     struct bxi_gpu_parts *parts;        /* mapped from descriptors; NULL: opened by a handle */
     struct bxi_gpu_ask ask;
     uint32_t users;
-    struct bxi_gpu_wait *waiting;
+    struct bxi_gpu_request *waiting;
 };
 struct bxi_gpu_peer {
     struct bxi_gpu_job job;             /* first: registers the words' page */
@@ -176,7 +170,6 @@ struct bxi_gpu_peer {
     void *registered;                   /* the mapping of its words' page that the driver knows; NULL: none */
     uint64_t host_words;                /* that page as options.device sees it; 0: not visible to it */
     uint32_t devices_seen;              /* reach.c: how many of its head's devices have been compared */
-    uint64_t last_word[BXI_GPU_LANES];  /* death.c: values that its device words had when it was found dead */
     uint32_t open_maps;                 /* map.c: how many are not NONE */
     struct bxi_gpu_map map[BXI_GPU_SLABS];
 };
@@ -247,11 +240,10 @@ void bxi_gpu_parts_close(struct bxi_gpu_parts *parts);  /* the descriptors */
 void bxi_gpu_parts_free(const struct bxi_gpu *gpu, struct bxi_gpu_parts *parts);    /* with all that it has; or NULL */
 /* Whether the device can make, export and import memory so. Takes a millisecond or so. */
 bool bxi_gpu_vmm_works(const struct bxi_gpu_device *device);
-/* CUresults. make: one part, mapped here for reading and writing. map: a peer's parts. unmap: either. */
+/* CUresults. make: one part, mapped here for reading and writing. map: a peer's parts, for reading. unmap: either. */
 unsigned bxi_gpu_vmm_make(const struct bxi_gpu_device *device, uint64_t bytes, struct bxi_gpu_parts *parts,
                           uint64_t *address);
-unsigned bxi_gpu_vmm_map(const struct bxi_gpu_device *device, struct bxi_gpu_parts *parts, bool is_writable,
-                         uint64_t *address);
+unsigned bxi_gpu_vmm_map(const struct bxi_gpu_device *device, struct bxi_gpu_parts *parts, uint64_t *address);
 /* Helper, before something is mapped on the device: makes the allocation that settle frees where it can make none, if
  * there is room for that. fini frees it, when the device is closed. */
 void bxi_gpu_vmm_init(struct bxi_gpu_device *device);
@@ -272,12 +264,6 @@ int bxi_gpu_maps_poll(struct bxi_gpu_peer *peer);       /* under the lock: close
 bool bxi_gpu_maps_close(struct bxi_gpu *gpu, uint64_t end_ns);
 /* Under the lock: */
 bool bxi_gpu_is_mapped(const struct bxi_gpu *gpu, uint64_t address);
-/* Where a lane's word is, and by which device here it is read; address 0: its slab is not mapped. */
-struct bxi_gpu_place {
-    uint64_t address;
-    const struct bxi_gpu_device *device;
-};
-struct bxi_gpu_place bxi_gpu_mapped(const struct bxi_gpu_peer *peer, const struct bxi_gpu_lane_row *row);
 
 /* ---- point.c: points of this process and of peers -------------------------------------------- */
 
@@ -313,8 +299,6 @@ int bxi_gpu_slab_make(struct bxi_gpu_device *device, uint64_t bytes);
 int bxi_gpu_slab_export(const struct bxi_gpu_device *device, uint64_t address, struct CUipcMemHandle_st *handle);
 /* The row is LIVE. The slab has its parts; or they are NULL, and it has a handle. */
 void bxi_gpu_slab_publish(struct bxi_gpu_slab *slab, const struct CUipcMemHandle_st *handle);
-/* Before the device is published, to which the block's slab belongs: peers may have to write words there. */
-void bxi_gpu_slab_has_words(const struct bxi_gpu_block *block);
 void bxi_gpu_slab_drop(struct bxi_gpu_slab *slab);                      /* one block less */
 int bxi_gpu_slabs_retire_empty(struct bxi_gpu_device *device);          /* how many */
 /* Whether a slab is retiring: of the device's own memory, or with NULL any. */
@@ -354,7 +338,6 @@ void bxi_gpu_room_wait(struct bxi_gpu *gpu);    /* without the lock: polls, and 
 /* ---- probe.c: which order works on a device -------------------------------------------------- */
 
 int bxi_gpu_probe(struct bxi_gpu_device *device);       /* sets device->order; without the lock, it takes long */
-void bxi_gpu_probe_fini(struct bxi_gpu_device *device); /* with the context current: frees the pinned words */
 
 enum bxi_gpu_export {                   /* how slabs are exported, as BX_GPU_EXPORT requests */
     BXI_GPU_EXPORT_AUTO = 0,            /* as descriptors where that works */
@@ -372,16 +355,10 @@ struct bxi_gpu_device {
     struct CUctx_st *context;
     enum bxi_gpu_order order;
     struct CUstream_st *side;           /* free: nothing on it ever waits */
-    uint64_t host_words;                /* the region's words as this device sees them; 0: EVENTS, mirrors */
-    struct bxi_gpu_word *pinned;        /* the mirrors of its lanes' words, where the region is not registered */
-    uint64_t pinned_at;                 /* as this device sees them */
-    bxi_a64 *look;                      /* pinned; [0], under the lock: where a word of a dead peer is copied to;
-                                         * [1]: probe.c's, then what point.c copies and does not look at; from [2]
-                                         * on two for each lane: point.c's */
+    uint64_t host_words;                /* the region's words as this device sees them; 0: EVENTS */
     bool exports_fds;                   /* vmm.c: as descriptors; else by handles of CUDA IPC */
     unsigned long long spare;           /* the helper's; vmm.c: freed to wait for the device; 0: none */
     bool registers_read_only;           /* the driver takes pages that are mapped read-only */
-    struct bxi_gpu_block *word_block;   /* DEVICE_WORDS */
     struct bxi_gpu_admission admission;
     struct bxi_gpu_heap heap;           /* gpu->lock */
     bool is_growing;                    /* gpu->lock; a thread makes a slab: gpu->grown when it is done */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Lanes and marks: a mark writes a number to its lane's word behind the work so far. README.md has the three orders
+ * Lanes and marks: a mark writes a number to its lane's word behind the work so far. README.md has both orders
  * side by side; probe.c chooses one; point.c is the side that waits.
  *
  * bxi_gpu_mark runs on the hot path, in the thread that uses the lane, without the lock, and does not wait. With words
@@ -20,37 +20,10 @@
 static void publish_lane(struct bxi_gpu_lane *lane)
 {
     struct bxi_gpu_lane_row *row = &lane->gpu->region->lane[lane->index];
-    const struct bxi_gpu_block *words = lane->device->word_block;
 
     row->device = lane->device->index;
-    row->slab = words != NULL ? words->slab : 0;
-    row->generation = words != NULL ? words->generation : 0;
-    row->offset = words != NULL ? words->offset + lane->index * sizeof(struct bxi_gpu_word) : 0;
-    /* [gpu.lane] release, pairs with the acquire in lane_of: the row is complete. */
+    /* [gpu.lane] release, pairs with the acquire in is_open: the row is complete. */
     bxi_store_release(&row->order, (uint32_t)lane->order);
-}
-
-/* Where hosts look at the words of DEVICE_WORDS: in the region if it is registered on this device, so that no poll is
- * needed; else the stream writes a pinned word, and polls of this host move the region's. */
-static void find_host_word(struct bxi_gpu_lane *lane)
-{
-    const struct bxi_gpu_device *device = lane->device;
-    uint64_t words = device->host_words != 0 ? device->host_words : device->pinned_at;
-
-    lane->host_address = words + lane->index * sizeof(struct bxi_gpu_word);
-    if (device->host_words == 0)
-        lane->mirror = &device->pinned[lane->index].value;
-    /* Relaxed: nobody else knows the lane yet. */
-    bxi_store_relaxed(&lane->marked, lane->value);
-}
-
-static uint64_t word_address(const struct bxi_gpu_device *device, uint32_t index)
-{
-    if (device->order == BXI_GPU_HOST_WORDS)
-        return device->host_words + index * sizeof(struct bxi_gpu_word);
-    if (device->order == BXI_GPU_DEVICE_WORDS)
-        return device->word_block->address + index * sizeof(struct bxi_gpu_word);
-    return 0;
 }
 
 static void free_lane(struct bxi_gpu_lane *lane)
@@ -102,10 +75,8 @@ static void fill_lane(struct bxi_gpu_lane *lane)
 {
     pthread_mutex_lock(&lane->gpu->lock);
     lane->value = lane->done = lane->gpu->lane_value[lane->index];
-    lane->word_address = word_address(lane->device, lane->index);
+    lane->word_address = lane->device->host_words + lane->index * sizeof(struct bxi_gpu_word);
     lane->order = lane->device->order;
-    if (lane->order == BXI_GPU_DEVICE_WORDS)
-        find_host_word(lane);
     publish_lane(lane);
     pthread_mutex_unlock(&lane->gpu->lock);
 }
@@ -170,24 +141,18 @@ void *bxi_gpu_lane_stream(const struct bxi_gpu_lane *lane)
 int bxi_gpu_lane_wait(struct bxi_gpu_lane *lane)
 {
     struct bxi_gpu *gpu = lane->gpu;
-    unsigned result = CUDA_SUCCESS;
-    int rc;
+    unsigned result;
+    int rc = bxi_gpu_enter_lane(lane, "waiting for a lane");
 
-    rc = bxi_gpu_enter(lane->device);
     if (rc < 0)
         return rc;
-    rc = bxi_gpu_refuse_capture(lane->device, lane->stream, "waiting for a lane");
-    if (rc == 0) {
-        bxi_gpu_count(&gpu->figures.host_synchronises, 1);
-        result = gpu->cu.cuStreamSynchronize(lane->stream);
-    }
+    bxi_gpu_count(&gpu->figures.host_synchronises, 1);
+    result = gpu->cu.cuStreamSynchronize(lane->stream);
     bxi_gpu_leave(lane->device);
-    if (rc < 0)
-        return rc;
     return result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(&gpu->cu, result, "waiting for lane %u", lane->index);
 }
 
-/* Writes the lane's word in host memory from this host: with EVENTS, with a mirror, and when a lane closes. */
+/* Writes the lane's word from this host: with EVENTS, and when a lane closes. */
 static void set_word(struct bxi_gpu_lane *lane, uint64_t value)
 {
     lane->done = value;
@@ -234,7 +199,7 @@ static void end_lane(struct bxi_gpu_lane *lane, int rc)
     lane->is_closed = true;
     pthread_mutex_unlock(&telling);
     end_word(lane, rc);
-    /* [gpu.lane] release, pairs with the acquire in lane_of: its points have passed, or never will. */
+    /* [gpu.lane] release, pairs with the acquire in is_open: its points have passed, or never will. */
     bxi_store_release(&gpu->region->lane[lane->index].order, 0);
     gpu->lane[lane->index] = NULL;
     gpu->lane_value[lane->index] = lane->value;
@@ -255,12 +220,11 @@ void bxi_gpu_lane_close(struct bxi_gpu_lane *lane)
  * is not queried: bxi_gpu_lane_close does not wait for it. */
 static int end_by(const struct bxi_gpu_lane *lane, uint64_t end_ns)
 {
-    int rc = bxi_gpu_enter(lane->device);
+    int rc = bxi_gpu_enter_lane(lane, "closing a lane");
 
     if (rc < 0)
         return rc;
-    rc = bxi_gpu_refuse_capture(lane->device, lane->stream, "closing a lane");
-    if (rc == 0 && !bxi_gpu_idle_by(lane->device, lane->stream, end_ns))
+    if (!bxi_gpu_idle_by(lane->device, lane->stream, end_ns))
         rc = lane->gpu->cu.cuStreamQuery(lane->stream) == CUDA_ERROR_NOT_READY ? -ETIMEDOUT : -EIO;
     bxi_gpu_leave(lane->device);
     return rc;
@@ -297,31 +261,6 @@ bool bxi_gpu_lanes_close(struct bxi_gpu *gpu, uint64_t end_ns)
 
 /* ---- Marks ----------------------------------------------------------------------------------- */
 
-/* Under the lock: moves the word to where the stream has written its mirror. Whether it is behind the last mark. */
-static bool follow(struct bxi_gpu_lane *lane)
-{
-    /* [gpu.word] acquire, pairs with the fenced write of a stream: the work before it is done. */
-    uint64_t done = bxi_load_acquire(lane->mirror);
-
-    if (done > lane->done)
-        set_word(lane, done);
-    /* Relaxed: a mark of another thread may be missed; the next poll sees it. */
-    return lane->done < bxi_load_relaxed(&lane->marked);
-}
-
-int bxi_gpu_lanes_poll(struct bxi_gpu *gpu)
-{
-    int left = 0;
-
-    for (int i = 0; i < BXI_GPU_LANES; i++) {
-        struct bxi_gpu_lane *lane = gpu->lane[i];
-
-        if (lane != NULL && lane->mirror != NULL)
-            left += follow(lane);
-    }
-    return left;
-}
-
 /* The event is for other streams of this process, the call for all hosts. */
 static unsigned mark_event(struct bxi_gpu_lane *lane)
 {
@@ -341,28 +280,20 @@ static unsigned mark_word(struct bxi_gpu_lane *lane)
     unsigned result = cu->cuStreamWriteValue64_v2(lane->stream, lane->word_address, lane->value + 1,
                                                   CU_STREAM_WRITE_VALUE_DEFAULT);
 
-    if (result == CUDA_SUCCESS && lane->host_address != 0)
-        result = cu->cuStreamWriteValue64_v2(lane->stream, lane->host_address, lane->value + 1,
-                                             CU_STREAM_WRITE_VALUE_DEFAULT);
     if (result == CUDA_SUCCESS)
-        bxi_store_relaxed(&lane->marked, ++lane->value);        /* relaxed: polls only count with it */
+        lane->value++;
     return result;
 }
 
 int bxi_gpu_mark(struct bxi_gpu_lane *lane, struct bxi_gpu_point *point)
 {
-    unsigned result = CUDA_SUCCESS;
-    int rc;
+    unsigned result;
+    int rc = bxi_gpu_enter_lane(lane, "a mark on a lane");
 
-    rc = bxi_gpu_enter(lane->device);
     if (rc < 0)
         return rc;
-    rc = bxi_gpu_refuse_capture(lane->device, lane->stream, "a mark on a lane");
-    if (rc == 0)
-        result = lane->order == BXI_GPU_EVENTS ? mark_event(lane) : mark_word(lane);
+    result = lane->order == BXI_GPU_EVENTS ? mark_event(lane) : mark_word(lane);
     bxi_gpu_leave(lane->device);
-    if (rc < 0)
-        return rc;
     if (result != CUDA_SUCCESS)
         return bxi_gpu_cuda_fail(&lane->gpu->cu, result, "a mark on lane %u of device %d", lane->index,
                                  lane->device->ordinal);

@@ -9,10 +9,7 @@
  * stored before the request).
  *
  * A slab that is exported as descriptors is mapped from these (vmm.c), for reading only, after its owner has sent them
- * (fd_server.c). While they have not come the job goes to the end of the helper's queue again and again. A slab in
- * which the owner has words that streams here wait for is mapped writable: at the owner's death they are poisoned
- * there, and to change the rights then could wait for the very streams that wait (cuMemSetAccess may wait for the
- * device).
+ * (fd_server.c). While they have not come the job goes to the end of the helper's queue again and again.
  *
  * The device on which a slab is mapped depends only on the device that the slab is on (reach.c). So all slabs of one
  * device are opened in one context here, which CUDA requires.
@@ -33,16 +30,10 @@
 
 #define OPEN_PAUSE_NS 20000000
 
-struct bxi_gpu_wait {
-    struct bxi_gpu_wait *next;
-    struct bxi_gpu_request *request;
-};
-struct bxi_gpu_request {
+struct bxi_gpu_request {                /* waits for a map that is being opened */
+    struct bxi_gpu_request *next;
     bxi_gpu_mapped_fn done;
     void *context;
-    int left;                           /* maps that are still being opened */
-    int rc;
-    struct bxi_gpu_wait wait[2];
 };
 
 /* ---- Opening, on the helper ------------------------------------------------------------------ */
@@ -158,7 +149,7 @@ static int open_on(struct bxi_gpu_map *map, struct bxi_gpu_device *device, const
     begin_ns = bxi_gpu_now_ns();
     if (map->parts != NULL) {
         bxi_gpu_vmm_init(device);
-        result = bxi_gpu_vmm_map(device, map->parts, (row->flags & BXI_GPU_SLAB_WORDS) != 0, &map->address);
+        result = bxi_gpu_vmm_map(device, map->parts, &map->address);
     } else {
         memcpy(handle.reserved, row->handle, sizeof(handle.reserved));
         result = open_handle(&gpu->cu, &handle, &address);
@@ -260,8 +251,7 @@ static void open_map(struct bxi_gpu_job *job)
 {
     struct bxi_gpu_map *map = (struct bxi_gpu_map *)(void *)job;
     struct bxi_gpu *gpu = map->peer->gpu;
-    struct bxi_gpu_wait *ready = NULL;
-    struct bxi_gpu_wait *next;
+    struct bxi_gpu_request *waiting, *next;
     int rc = open_slab(map);
     bool calls;
 
@@ -274,28 +264,16 @@ static void open_map(struct bxi_gpu_job *job)
         map->state = BXI_GPU_MAP_OPEN;
     else
         end_map(map);
-    for (struct bxi_gpu_wait *wait = map->waiting; wait != NULL; wait = next) {
-        next = wait->next;
-        if (rc < 0 && wait->request->rc == 0)
-            wait->request->rc = rc;
-        if (--wait->request->left > 0)
-            continue;
-        wait->next = ready;
-        ready = wait;
-    }
+    waiting = map->waiting;
     map->waiting = NULL;
-    if (ready != NULL && !bxi_gpu_call_begin(gpu))
-        ready = NULL;
-    calls = ready != NULL;
+    calls = waiting != NULL && bxi_gpu_call_begin(gpu);
     bxi_gpu_count(rc == 0 ? &gpu->figures.opens : &gpu->figures.open_failures, 1);
     bxi_gpu_count(&gpu->figures.maps, rc == 0);
     pthread_mutex_unlock(&gpu->lock);
-    for (; ready != NULL; ready = next) {
-        struct bxi_gpu_request *request = ready->request;
-
-        next = ready->next;
-        request->done(request->context, request->rc);
-        free(request);
+    for (; calls && waiting != NULL; waiting = next) {
+        next = waiting->next;
+        waiting->done(waiting->context, rc);
+        free(waiting);
     }
     if (calls)
         bxi_gpu_call_end(gpu);
@@ -516,56 +494,23 @@ int bxi_gpu_peer_try_handles(struct bxi_gpu_peer *peer, uint64_t end_ns)
     return tried;
 }
 
-/* Under the lock: the slab that holds the word of ref's ready point; false: no slab, or the same one. */
-static bool word_slab(const struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref, uint32_t *slab,
-                      uint64_t *generation)
-{
-    const struct bxi_gpu_lane_row *row;
-
-    if (ref->ready.order != BXI_GPU_DEVICE_WORDS || ref->ready.lane >= BXI_GPU_LANES)
-        return false;
-    row = &peer->options.region->lane[ref->ready.lane];
-    /* [gpu.lane] acquire, pairs with the release in publish_lane. */
-    if (bxi_load_acquire(&row->order) != BXI_GPU_DEVICE_WORDS)
-        return false;
-    *slab = row->slab;
-    *generation = row->generation;
-    return *slab != ref->slab;
-}
-
-static void add_wait(struct bxi_gpu_peer *peer, struct bxi_gpu_request *request, uint32_t slab)
-{
-    struct bxi_gpu_wait *wait = &request->wait[request->left++];
-
-    wait->request = request;
-    wait->next = peer->map[slab].waiting;
-    peer->map[slab].waiting = wait;
-}
-
 /* Under the lock. request is used, and freed later, only if this returns 0. The helper needs the lock to finish a map,
- * so it sees a wait that is added after request_map. */
+ * so it sees a request that is added after request_map. */
 static int begin(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref, struct bxi_gpu_request *request)
 {
-    uint32_t slab = 0;
-    uint64_t generation = 0;
-    int data, word = 1;
+    int rc;
 
     if (bxi_gpu_peer_is_dead(peer))
         return bxi_gpu_fail(-EOWNERDEAD, "%s is dead: what was not mapped of its memory is gone", peer->name);
-    data = request_map(peer, ref->slab, ref->generation);
-    if (data < 0)
-        return data;
-    if (word_slab(peer, ref, &slab, &generation))
-        word = request_map(peer, slab, generation);
-    if (word < 0)
-        return word;
-    if (data == 1 && word == 1)
-        return 1;
-    if (data == 0)
-        add_wait(peer, request, ref->slab);
-    if (word == 0)
-        add_wait(peer, request, slab);
-    return 0;
+    rc = request_map(peer, ref->slab, ref->generation);
+    if (rc == 0) {
+        struct bxi_gpu_request **last = &peer->map[ref->slab].waiting;
+
+        while (*last != NULL)
+            last = &(*last)->next;
+        *last = request;
+    }
+    return rc;
 }
 
 int bxi_gpu_map_begin(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref, bxi_gpu_mapped_fn done, void *context)
@@ -638,19 +583,6 @@ void bxi_gpu_map_put(struct bxi_gpu_map *map)
 struct bxi_gpu_device *bxi_gpu_map_device(const struct bxi_gpu_map *map)
 {
     return map->device;
-}
-
-struct bxi_gpu_place bxi_gpu_mapped(const struct bxi_gpu_peer *peer, const struct bxi_gpu_lane_row *row)
-{
-    struct bxi_gpu_place place = { 0 };
-    uint64_t generation = row->generation, offset = row->offset;        /* copies: another process writes them */
-    uint32_t slab = row->slab;
-    const struct bxi_gpu_map *map = slab < BXI_GPU_SLABS ? &peer->map[slab] : NULL;
-
-    if (map != NULL && map->state == BXI_GPU_MAP_OPEN && map->generation == generation && offset % 8 == 0 &&
-        offset <= map->bytes && map->bytes - offset >= sizeof(uint64_t))
-        place = (struct bxi_gpu_place){ map->address + offset, map->device };
-    return place;
 }
 
 bool bxi_gpu_is_mapped(const struct bxi_gpu *gpu, uint64_t address)

@@ -20,7 +20,6 @@
 #include <sched.h>
 
 #define REGISTER_NS UINT64_C(1000000000)        /* for the registration of a peer's words */
-#define APART_NS UINT64_C(200000000)            /* for the side stream's write, microseconds as a rule */
 #define LOOKS 256                               /* at a word, between two looks at a lock */
 
 static const struct bxi_gpu_region *region_of(const struct bxi_gpu *gpu, const struct bxi_gpu_peer *peer)
@@ -41,17 +40,11 @@ static bool has_reached(uint64_t word, uint64_t value)
     return (word & (BXI_GPU_POISON - 1)) >= value;
 }
 
-/* Copies the lane's row; false: the lane is closed, or has another order. */
-static bool lane_of(const struct bxi_gpu_region *region, const struct bxi_gpu_point *point,
-                    struct bxi_gpu_lane_row *row)
+/* Whether the point's lane is open, with its order. */
+static bool is_open(const struct bxi_gpu_region *region, const struct bxi_gpu_point *point)
 {
     /* [gpu.lane] acquire, pairs with the release in publish_lane. */
-    if (bxi_load_acquire(&region->lane[point->lane].order) != point->order)
-        return false;
-    row->slab = region->lane[point->lane].slab;
-    row->generation = region->lane[point->lane].generation;
-    row->offset = region->lane[point->lane].offset;
-    return true;
+    return bxi_load_acquire(&region->lane[point->lane].order) == point->order;
 }
 
 static int bad_point(const struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
@@ -70,19 +63,6 @@ static int check_point(const struct bxi_gpu_peer *peer, const struct bxi_gpu_poi
     return 0;
 }
 
-/* Under the lock: the place of a DEVICE_WORDS word; address 0: its slab is not mapped. */
-static struct bxi_gpu_place device_word(const struct bxi_gpu *gpu, const struct bxi_gpu_peer *peer,
-                                        const struct bxi_gpu_point *point, const struct bxi_gpu_lane_row *row)
-{
-    const struct bxi_gpu_lane *lane = gpu->lane[point->lane];
-
-    if (peer != NULL)
-        return bxi_gpu_mapped(peer, row);
-    return lane != NULL ? (struct bxi_gpu_place){ lane->word_address, lane->device } : (struct bxi_gpu_place){ 0 };
-}
-
-/* Words in device memory have a copy in the region, which streams or polls of their owner write: no host looks at them
- * through the driver. */
 int bxi_gpu_point_passed(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
 {
     int rc;
@@ -110,17 +90,10 @@ int bxi_gpu_passed(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const struct 
 
 /* ---- Waiting for points ---------------------------------------------------------------------- */
 
-/* A dead peer's point has passed or never will. Words in its slabs were read when it was found dead (last_word). */
+/* A dead peer's point has passed or never will. */
 static int after_death(struct bxi_gpu *gpu, const struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
 {
-    uint64_t word = host_word(peer->options.region, point->lane);
-
-    if (point->order == BXI_GPU_DEVICE_WORDS && !has_reached(word, point->value)) {
-        pthread_mutex_lock(&gpu->lock);
-        word = peer->last_word[point->lane];
-        pthread_mutex_unlock(&gpu->lock);
-    }
-    if (!has_reached(word, point->value))
+    if (!has_reached(host_word(peer->options.region, point->lane), point->value))
         return bxi_gpu_fail(-EOWNERDEAD, "%s has died with work that was waited for", peer->name);
     bxi_gpu_count(&gpu->figures.waits_saved, 1);
     return 0;
@@ -145,9 +118,8 @@ static bool has_ended(const struct bxi_gpu_peer *peer)
     return process.fd > 0 && poll(&process, 1, 0) == 1 && (process.revents & (POLLIN | POLLHUP)) != 0;
 }
 
-/* The lane's stream cannot or must not wait for the word, so the host polls it until it reaches the value or its writer
- * dies, or until bxi_gpu_abandon: after that nobody tells this process of deaths. Polls of this process go on: its own
- * marks may be what the other process waits for. */
+/* The lane's stream cannot wait for the word, so the host polls it until it reaches the value or its writer dies, or
+ * until bxi_gpu_abandon: after that nobody tells this process of deaths. */
 static int wait_on_host(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
 {
     const struct bxi_gpu_region *region = region_of(gpu, peer);
@@ -164,11 +136,6 @@ static int wait_on_host(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const st
             return after_death(gpu, peer, point);
         if (looks % LOOKS == 0 && is_left(gpu))
             return bxi_gpu_fail(-ECANCELED, "the GPU was closed while lane %u was waited for", point->lane);
-        if (point->order == BXI_GPU_DEVICE_WORDS) {     /* words may have mirrors */
-            pthread_mutex_lock(&gpu->lock);
-            (void)bxi_gpu_lanes_poll(gpu);
-            pthread_mutex_unlock(&gpu->lock);
-        }
         sched_yield();
     }
     return 0;
@@ -229,91 +196,33 @@ static uint64_t words_page(const struct bxi_gpu_lane *lane, const struct bxi_gpu
     return lane->gpu->cu.cuMemHostGetDevicePointer_v2(&address, peer->registered, 0) == CUDA_SUCCESS ? address : 0;
 }
 
-/* The address at which the lane's stream can wait for the point; 0: none, the host must wait. */
-static int word_for(struct bxi_gpu_lane *lane, const struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point,
-                    uint64_t *address)
+/* A peer's lane that is closed has no more points to come: those before its end have passed. */
+static int after_event(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
 {
-    struct bxi_gpu *gpu = lane->gpu;
-    struct bxi_gpu_lane_row row;
-    struct bxi_gpu_place word;
+    const struct bxi_gpu_region *region = peer->options.region;
 
-    if (point->order == BXI_GPU_HOST_WORDS) {
-        uint64_t page = words_page(lane, peer);
-
-        *address = page != 0 ? page + point->lane * sizeof(struct bxi_gpu_word) : 0;
-        return 0;
-    }
-    *address = 0;
-    if (!lane_of(region_of(gpu, peer), point, &row))    /* closed, so all its points have passed */
-        return has_reached(host_word(region_of(gpu, peer), point->lane), point->value) ? 0 : bad_point(peer, point);
-    if (point->order == BXI_GPU_EVENTS)
-        return 0;
-    pthread_mutex_lock(&gpu->lock);
-    word = device_word(gpu, peer, point, &row);
-    pthread_mutex_unlock(&gpu->lock);
-    if (word.address == 0)
-        return bxi_gpu_fail(-EAGAIN, "the word of lane %u is not mapped yet", point->lane);
-    *address = word.device == lane->device ? word.address : 0;
-    return 0;
-}
-
-/* Words in device memory are read and poisoned by the side stream. If that shares a hardware queue with the lane's
- * stream, a wait there holds up the poison that is to end it. No call of the driver tells which streams share a queue,
- * so it is tried before the lane's first wait for such a word, with the calls that a death makes: the lane waits for a
- * pinned word, the side stream copies the word and writes another pinned one, and the host ends the wait in any case.
- * A write without the copy before it is another trial: with 4 queues of an H200, three of them waiting, the fourth's
- * trial held up the side stream for good. Work that is on the lane's stream already does not mislead: a queue runs its
- * items in the order in which they were put there. Two trials at a time may report a shared queue wrongly. */
-static bool is_apart(const struct bxi_gpu_lane *lane, uint64_t word)
-{
-    const struct bxi_gpu_device *device = lane->device;
-    const struct bxi_cuda *cu = &lane->gpu->cu;
-    uint64_t at = device->pinned_at + (uint64_t)((uintptr_t)device->look - (uintptr_t)device->pinned);
-    uint32_t first = 2 + 2 * lane->index;
-    bxi_a64 *opened = &device->look[first], *told = &device->look[first + 1];
-    uint64_t value = bxi_load_relaxed(opened) + 1, end_ns = bxi_gpu_now_ns() + APART_NS;  /* relaxed: hosts write it */
-    bool apart = false;
-
-    at += first * sizeof(*opened);
-    if (device->pinned_at == 0 ||
-        cu->cuStreamWaitValue64_v2(lane->stream, at, value, CU_STREAM_WAIT_VALUE_GEQ) != CUDA_SUCCESS)
-        return false;
-    if (cu->cuMemcpyDtoHAsync_v2(&device->look[1], word, sizeof(word), device->side) == CUDA_SUCCESS &&
-        cu->cuStreamWriteValue64_v2(device->side, at + sizeof(*opened), value, CU_STREAM_WRITE_VALUE_DEFAULT) ==
-            CUDA_SUCCESS)
-        /* [gpu.trial] acquire, pairs with the write of a stream. */
-        while (!(apart = bxi_load_acquire(told) == value) && bxi_gpu_now_ns() < end_ns)
-            sched_yield();
-    /* [gpu.trial] release, pairs with the wait of a stream. */
-    bxi_store_release(opened, value);
-    return apart;
-}
-
-static bool may_wait(struct bxi_gpu_lane *lane, const struct bxi_gpu_point *point, uint64_t word)
-{
-    if (point->order == BXI_GPU_DEVICE_WORDS && lane->side == BXI_GPU_SIDE_UNKNOWN)
-        lane->side = is_apart(lane, word) ? BXI_GPU_SIDE_APART : BXI_GPU_SIDE_SHARED;
-    return lane->side != BXI_GPU_SIDE_SHARED;
+    if (is_open(region, point))
+        return wait_on_host(gpu, peer, point);
+    return has_reached(host_word(region, point->lane), point->value) ? 0 : bad_point(peer, point);
 }
 
 static int after_word(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
 {
     struct bxi_gpu *gpu = lane->gpu;
-    uint64_t address = 0;
+    uint64_t page;
     unsigned result;
     int rc;
 
-    if (point->order == BXI_GPU_HOST_WORDS && !is_registered(peer))
+    if (!is_registered(peer))
         await_words(peer, point);
-    rc = word_for(lane, peer, point, &address);
-    if (rc < 0)
-        return rc;
-    if (address == 0 || gpu->cu.cuStreamWaitValue64_v2 == NULL || !may_wait(lane, point, address))
+    page = words_page(lane, peer);
+    if (page == 0 || gpu->cu.cuStreamWaitValue64_v2 == NULL)
         return wait_on_host(gpu, peer, point);
     rc = bxi_gpu_admission_enter(lane, peer, point);
     if (rc < 0)
         return rc;
-    result = gpu->cu.cuStreamWaitValue64_v2(lane->stream, address, point->value, CU_STREAM_WAIT_VALUE_GEQ);
+    result = gpu->cu.cuStreamWaitValue64_v2(lane->stream, page + point->lane * sizeof(struct bxi_gpu_word),
+                                            point->value, CU_STREAM_WAIT_VALUE_GEQ);
     bxi_gpu_admission_leave(lane);
     return result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(&gpu->cu, result, "waiting for lane %u", point->lane);
 }
@@ -339,14 +248,13 @@ int bxi_gpu_after(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const st
     }
     if (peer != NULL && (bxi_gpu_peer_is_dead(peer) || (word & BXI_GPU_POISON) != 0))
         return after_death(gpu, peer, point);
-    rc = bxi_gpu_enter(lane->device);
+    rc = bxi_gpu_enter_lane(lane, "a wait on a lane");
     if (rc < 0)
         return rc;
-    rc = bxi_gpu_refuse_capture(lane->device, lane->stream, "a wait on a lane");
-    if (rc == 0 && point->order == BXI_GPU_EVENTS && peer == NULL && lane->side != BXI_GPU_SIDE_SHARED)
-        rc = after_own_event(lane, point);
-    else if (rc == 0)
+    if (point->order == BXI_GPU_HOST_WORDS)
         rc = after_word(lane, peer, point);
+    else
+        rc = peer == NULL ? after_own_event(lane, point) : after_event(gpu, peer, point);
     bxi_gpu_leave(lane->device);
     if (rc == 0)
         bxi_gpu_count(&gpu->figures.waits, 1);

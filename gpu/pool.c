@@ -25,8 +25,7 @@ int bxi_gpu_poll(struct bxi_gpu *gpu)
     if (bxi_gpu_forked())
         return -EPERM;
     pthread_mutex_lock(&gpu->lock);
-    left = bxi_gpu_lanes_poll(gpu);
-    left += bxi_gpu_blocks_poll(gpu);
+    left = bxi_gpu_blocks_poll(gpu);
     for (struct bxi_gpu_peer *peer = gpu->peers; peer != NULL; peer = peer->next) {
         bxi_gpu_reach_poll(peer);
         left += bxi_gpu_maps_poll(peer);

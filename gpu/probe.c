@@ -5,21 +5,20 @@
  * that the calls exist, not that they work on this kind of memory.
  *
  * The trial of words has two streams, two words and a payload in memory of the pool. The second stream waits for word
- * 0, copies the payload to the host and then writes word 1, which is in host memory. The host pauses, and checks that
- * nothing has come: a wait that does not wait fails here. Then the first stream fills the payload and writes word 0;
- * the host polls word 1 and checks the payload: a wait that ends too early fails here. With words in host memory the
- * trial is repeated with the host writing word 0. The memory is a file in tmpfs, as a segment is, and word 0 is waited
- * for through a second mapping, registered as a peer's words are (peer.c). The trial has one process, because a
- * library must not start others: README.md lists what that leaves open.
- *
- * Before that the host checks, with a wait that it can end itself, that the other streams run while one waits.
+ * 0, copies the payload to the host and then writes word 1. The host pauses, and checks that nothing has come: a wait
+ * that does not wait fails here. It checks that the side stream runs meanwhile. Then the first stream fills the payload
+ * and writes word 0, which it cannot if it shares a hardware queue with the second; the host polls word 1 and checks
+ * the payload: a wait that ends too early fails here. The trial is repeated with the host writing word 0. The words are
+ * in a file in tmpfs, as a segment is, and word 0 is waited for through a second mapping, registered as a peer's words
+ * are (peer.c). The trial has one process, because a library must not start others: README.md lists what that leaves
+ * open.
  *
  * Every wait of the host has a deadline. Everything is made before a stream waits, because a driver may wait for all
  * streams where it makes something.
  *
- * A trial that fails may leave a stream waiting. The host releases it, or a write of the other stream. A stream that
- * does not end even then is leaked together with the memory that it waits on: destroying it, or unregistering or
- * reusing that memory, could block forever.
+ * A trial that fails may leave a stream waiting. The host releases it. A stream that does not end even then is leaked
+ * together with the memory that it waits on: destroying it, or unregistering or reusing that memory, could block
+ * forever.
  */
 #include "inside.h"
 
@@ -41,26 +40,17 @@ struct pages {                          /* a trial's host memory: a page with tw
     unsigned char *memory;
     unsigned char *again;               /* a second mapping of the words; NULL: none */
     uint64_t address, again_at;         /* as the device sees both */
-    bool is_pinned;                     /* cuMemHostAlloc, not registered */
 };
 
 struct trial {
     struct bxi_gpu_device *device;
     const struct bxi_cuda *cu;
-    struct CUstream_st *writer, *waiter;
-    bxi_a64 *host;                      /* two words: 1 is in use, 0 only if the words are in host memory */
-    unsigned char *seen;                /* the payload, as it came to the host */
-    uint64_t write_at, wait_at;         /* word 0, for the two streams */
-    uint64_t tell_at;                   /* word 1, for the waiting stream */
-    uint64_t payload;
-    bool has_host_words;
-    bool is_stuck;                      /* the waiting stream was leaked */
-};
-
-struct probe {
-    struct bxi_gpu_device *device;
     struct bxi_gpu_block *payload;
-    bool is_stuck;                      /* as in a trial: the payload stays, too */
+    struct CUstream_st *writer, *waiter;
+    struct pages pages;
+    bxi_a64 *host;                      /* the two words */
+    unsigned char *seen;                /* the payload, as it came to the host */
+    bool is_stuck;                      /* the waiting stream was leaked, and the pages and the payload stay */
 };
 
 /* ---- A trial --------------------------------------------------------------------------------- */
@@ -110,14 +100,14 @@ static void pause_for(long ns)
 
 static bool fill(const struct trial *trial, uint64_t value)
 {
-    return trial->cu->cuMemsetD8Async(trial->payload, (unsigned char)value, PAYLOAD_BYTES, trial->writer) ==
+    return trial->cu->cuMemsetD8Async(trial->payload->address, (unsigned char)value, PAYLOAD_BYTES, trial->writer) ==
         CUDA_SUCCESS;
 }
 
 static bool write_word(const struct trial *trial, uint64_t value)
 {
-    return trial->cu->cuStreamWriteValue64_v2(trial->writer, trial->write_at, value, CU_STREAM_WRITE_VALUE_DEFAULT) ==
-        CUDA_SUCCESS;
+    return trial->cu->cuStreamWriteValue64_v2(trial->writer, trial->pages.address, value,
+                                              CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
 }
 
 /* The waiting stream's work: the wait, the copy of the payload, and word 1. */
@@ -125,11 +115,21 @@ static bool begin_wait(const struct trial *trial, uint64_t value)
 {
     const struct bxi_cuda *cu = trial->cu;
 
-    return cu->cuStreamWaitValue64_v2(trial->waiter, trial->wait_at, value, CU_STREAM_WAIT_VALUE_GEQ) ==
+    return cu->cuStreamWaitValue64_v2(trial->waiter, trial->pages.again_at, value, CU_STREAM_WAIT_VALUE_GEQ) ==
                CUDA_SUCCESS &&
-           cu->cuMemcpyDtoHAsync_v2(trial->seen, trial->payload, PAYLOAD_BYTES, trial->waiter) == CUDA_SUCCESS &&
-           cu->cuStreamWriteValue64_v2(trial->waiter, trial->tell_at, value, CU_STREAM_WRITE_VALUE_DEFAULT) ==
-               CUDA_SUCCESS;
+           cu->cuMemcpyDtoHAsync_v2(trial->seen, trial->payload->address, PAYLOAD_BYTES, trial->waiter) ==
+               CUDA_SUCCESS &&
+           cu->cuStreamWriteValue64_v2(trial->waiter, trial->pages.address + sizeof(uint64_t), value,
+                                       CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
+}
+
+/* Whether another stream runs, the one of copies: not if it shares a hardware queue with one that waits. */
+static bool streams_run(const struct trial *trial)
+{
+    struct CUstream_st *side = trial->device->side;
+
+    return trial->cu->cuMemsetD8Async(trial->payload->address, 0, PAYLOAD_BYTES, side) == CUDA_SUCCESS &&
+        becomes_idle(trial, side);
 }
 
 /* One wait, satisfied by the other stream or by the host. */
@@ -141,7 +141,7 @@ static bool round_works(struct trial *trial, uint64_t value, bool by_host)
     if (!begin_wait(trial, value))
         return false;
     pause_for(PAUSE_NS);
-    if (read_word(trial) == value || !has_payload(trial, ~value) || !fill(trial, value))
+    if (read_word(trial) == value || !has_payload(trial, ~value) || !streams_run(trial) || !fill(trial, value))
         return false;
     if (by_host) {
         if (!becomes_idle(trial, trial->writer))
@@ -151,29 +151,6 @@ static bool round_works(struct trial *trial, uint64_t value, bool by_host)
         return false;
     }
     return gets_value(trial, value) && has_payload(trial, value);
-}
-
-/* Whether the other streams run while one waits: they do not if they share a hardware queue with it. Here the host can
- * end the wait, so that this does not block the device; a wait in the trial could, if only a stream can end it. */
-static bool are_apart(const struct trial *trial)
-{
-    struct bxi_gpu_device *device = trial->device;
-    uint64_t end_ns = bxi_gpu_now_ns() + PATIENCE_NS;
-    bool apart;
-
-    if (device->pinned_at == 0)
-        return false;
-    /* [gpu.trial] release, pairs with the wait of a stream. */
-    bxi_store_release(&device->look[1], 0);
-    if (trial->cu->cuStreamWaitValue64_v2(trial->waiter, device->pinned_at + PAGE_BYTES + sizeof(uint64_t), 1,
-                                          CU_STREAM_WAIT_VALUE_GEQ) != CUDA_SUCCESS)
-        return false;
-    apart = fill(trial, 0) && bxi_gpu_idle_by(device, trial->writer, end_ns) &&
-        trial->cu->cuMemsetD8Async(trial->payload, 0, sizeof(uint64_t), device->side) == CUDA_SUCCESS &&
-        bxi_gpu_idle_by(device, device->side, end_ns);
-    /* [gpu.trial] release, pairs with the wait of a stream. */
-    bxi_store_release(&device->look[1], 1);
-    return becomes_idle(trial, trial->waiter) && apart;
 }
 
 /* Runs the trial; its words are 0 before. */
@@ -186,11 +163,8 @@ static bool words_work(struct trial *trial)
         return false;
     if (cu->cuStreamCreate(&trial->waiter, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS)
         goto destroy_writer;
-    works = are_apart(trial) && round_works(trial, 1, false) && (!trial->has_host_words || round_works(trial, 2, true));
-    if (trial->has_host_words)
-        host_write(trial, BXI_GPU_POISON);
-    else
-        (void)cu->cuMemsetD8Async(trial->write_at, 0x40, sizeof(uint64_t), trial->writer);
+    works = round_works(trial, 1, false) && round_works(trial, 2, true);
+    host_write(trial, BXI_GPU_POISON);
     trial->is_stuck = !becomes_idle(trial, trial->waiter) || !becomes_idle(trial, trial->writer);
     if (trial->is_stuck)
         return false;                   /* both streams stay: their writes may still come */
@@ -222,10 +196,6 @@ static unsigned char *map(int fd, size_t bytes)
 
 static void close_pages(const struct bxi_cuda *cu, const struct pages *pages)
 {
-    if (pages->is_pinned) {
-        (void)cu->cuMemFreeHost(pages->memory);
-        return;
-    }
     if (pages->again_at != 0)
         (void)cu->cuMemHostUnregister(pages->again);
     if (pages->address != 0)
@@ -282,57 +252,20 @@ static bool register_again(struct bxi_gpu_device *device, struct pages *pages)
                                            register_pages(cu, pages->again, PAGE_BYTES, 0, &pages->again_at));
 }
 
-/* Memory that the driver allocates, where it registers none. */
-static bool open_pinned(const struct bxi_cuda *cu, struct pages *pages)
-{
-    void *memory = NULL;
-
-    *pages = (struct pages){ .is_pinned = true };
-    if (cu->cuMemHostAlloc(&memory, PAGE_BYTES + PAYLOAD_BYTES, CU_MEMHOSTALLOC_PORTABLE) != CUDA_SUCCESS)
-        return false;
-    memset(memory, 0, PAGE_BYTES);
-    pages->memory = memory;
-    if (get_address(cu, memory, &pages->address))
-        return true;
-    close_pages(cu, pages);
-    return false;
-}
-
-static struct trial trial_of(const struct probe *probe, const struct pages *pages)
-{
-    return (struct trial){
-        .device = probe->device,
-        .cu = &probe->device->gpu->cu,
-        .host = (bxi_a64 *)(void *)pages->memory,
-        .seen = pages->memory + PAGE_BYTES,
-        .tell_at = pages->address + sizeof(uint64_t),
-        .payload = probe->payload->address,
-    };
-}
-
 /* ---- The orders ------------------------------------------------------------------------------ */
 
-static bool host_words_work(struct probe *probe)
+static bool host_words_work(struct trial *trial)
 {
-    struct bxi_gpu_device *device = probe->device;
-    const struct bxi_cuda *cu = &device->gpu->cu;
-    struct pages pages;
-    bool works = false;
+    struct pages *pages = &trial->pages;
+    bool works;
 
-    if (!open_pages(cu, &pages))
+    if (!open_pages(trial->cu, pages))
         return false;
-    if (register_again(device, &pages)) {
-        struct trial trial = trial_of(probe, &pages);
-
-        trial.has_host_words = true;
-        trial.write_at = pages.address;
-        trial.wait_at = pages.again_at;
-        works = words_work(&trial);
-        probe->is_stuck = probe->is_stuck || trial.is_stuck;
-        if (trial.is_stuck)
-            return false;               /* the pages stay */
-    }
-    close_pages(cu, &pages);
+    trial->host = (bxi_a64 *)(void *)pages->memory;
+    trial->seen = pages->memory + PAGE_BYTES;
+    works = register_again(trial->device, pages) && words_work(trial);
+    if (!trial->is_stuck)
+        close_pages(trial->cu, pages);
     return works;
 }
 
@@ -351,76 +284,29 @@ static bool register_words(struct bxi_gpu_device *device)
     return true;
 }
 
-static bool clear(const struct bxi_gpu_device *device, const struct bxi_gpu_block *block)
-{
-    return device->gpu->cu.cuMemsetD8Async(block->address, 0, block->bytes, device->side) == CUDA_SUCCESS &&
-        bxi_gpu_idle_by(device, device->side, bxi_gpu_now_ns() + PATIENCE_NS);
-}
-
-/* Hosts look at words in host memory, which the streams write too: those of the region, or pinned ones. */
-static bool device_words_work(struct probe *probe)
-{
-    struct bxi_gpu_device *device = probe->device;
-    const struct bxi_cuda *cu = &device->gpu->cu;
-    struct bxi_gpu_block *block;
-    struct trial trial;
-    struct pages pages;
-    bool works = false;
-
-    if (bxi_gpu_alloc(device, BXI_GPU_LANES * sizeof(struct bxi_gpu_word), &block) < 0)
-        return false;
-    if (!clear(device, block) || (!open_pages(cu, &pages) && !open_pinned(cu, &pages)))
-        goto free_block;
-    trial = trial_of(probe, &pages);
-    trial.write_at = trial.wait_at = block->address;
-    works = words_work(&trial);
-    probe->is_stuck = probe->is_stuck || trial.is_stuck;
-    if (trial.is_stuck)
-        return false;                   /* the pages and the block stay */
-    works = works && clear(device, block) && (pages.is_pinned || register_words(device) || device->pinned_at != 0);
-    close_pages(cu, &pages);
-
-free_block:
-    if (works)
-        device->word_block = block;
-    else
-        bxi_gpu_free(block);
-    return works;
-}
-
 /* With few hardware queues a stream that waits holds up others: also the one that it waits for, and the side stream. */
 static bool has_queues(void)
 {
     return bxi_cu_connections() >= BXI_CU_CONNECTIONS_LEAST;
 }
 
-static bool order_works(struct probe *probe, enum bxi_gpu_order order)
+/* Whether streams run at all, which EVENTS needs, bxi_gpu_probe asks in the end. -ENOTSUP: not as requested. */
+static int choose(struct trial *trial)
 {
-    const struct bxi_cuda *cu = &probe->device->gpu->cu;
-    bool has_words = cu->cuStreamWriteValue64_v2 != NULL && cu->cuStreamWaitValue64_v2 != NULL && has_queues();
-
-    switch (order) {
-    case BXI_GPU_HOST_WORDS: return has_words && host_words_work(probe) && register_words(probe->device);
-    case BXI_GPU_DEVICE_WORDS: return has_words && device_words_work(probe);
-    default: return true;               /* whether streams run at all, bxi_gpu_probe asks in the end */
-    }
-}
-
-static int choose(struct probe *probe)
-{
-    struct bxi_gpu_device *device = probe->device;
+    struct bxi_gpu_device *device = trial->device;
     enum bxi_gpu_order wanted = device->gpu->wanted;
+    bool has_words = trial->cu->cuStreamWriteValue64_v2 != NULL && trial->cu->cuStreamWaitValue64_v2 != NULL;
 
-    for (int order = BXI_GPU_HOST_WORDS; order <= BXI_GPU_EVENTS; order++) {
-        if (wanted != BXI_GPU_ORDER_AUTO && order != (int)wanted)
-            continue;
-        if (order_works(probe, (enum bxi_gpu_order)order)) {
-            device->order = (enum bxi_gpu_order)order;
-            bxi_gpu_count(&device->gpu->figures.fallbacks, wanted == BXI_GPU_ORDER_AUTO && order != BXI_GPU_HOST_WORDS);
-            return 0;
-        }
+    if (wanted != BXI_GPU_EVENTS && has_words && has_queues() && host_words_work(trial) && register_words(device)) {
+        device->order = BXI_GPU_HOST_WORDS;
+        return 0;
     }
-    if (wanted <= BXI_GPU_DEVICE_WORDS && !has_queues())
+    if (wanted != BXI_GPU_HOST_WORDS) {
+        device->order = BXI_GPU_EVENTS;
+        bxi_gpu_count(&device->gpu->figures.fallbacks, wanted == BXI_GPU_ORDER_AUTO);
+        return 0;
+    }
+    if (!has_queues())
         return bxi_gpu_fail(-ENOTSUP, "the order asked for (BX_GPU_ORDER, %d) needs CUDA_DEVICE_MAX_CONNECTIONS to be "
                             "%d or more, not %d: unset it, or leave the order at auto", (int)wanted,
                             BXI_CU_CONNECTIONS_LEAST, bxi_cu_connections());
@@ -428,46 +314,19 @@ static int choose(struct probe *probe)
                         (int)wanted, device->ordinal);
 }
 
-/* ---- The device's pinned words --------------------------------------------------------------- */
-
-/* Two pages: the words to which lanes of DEVICE_WORDS write where the region is not registered; and the word to which a
- * dead peer's is copied, with the word that are_apart waits for. */
-static int make_pinned(struct bxi_gpu_device *device)
-{
-    const struct bxi_cuda *cu = &device->gpu->cu;
-    void *memory = NULL;
-    unsigned result = cu->cuMemHostAlloc(&memory, 2 * PAGE_BYTES, CU_MEMHOSTALLOC_PORTABLE);
-
-    if (result != CUDA_SUCCESS)
-        return bxi_gpu_cuda_fail(cu, result, "pinned memory for words of device %d", device->ordinal);
-    memset(memory, 0, 2 * PAGE_BYTES);
-    device->pinned = memory;
-    device->look = (bxi_a64 *)(void *)((unsigned char *)memory + PAGE_BYTES);
-    (void)get_address(cu, memory, &device->pinned_at);
-    return 0;
-}
-
-void bxi_gpu_probe_fini(struct bxi_gpu_device *device)
-{
-    if (device->pinned != NULL)
-        (void)device->gpu->cu.cuMemFreeHost(device->pinned);
-}
-
 int bxi_gpu_probe(struct bxi_gpu_device *device)
 {
-    struct probe probe = { .device = device };
-    int rc = make_pinned(device);
+    struct trial trial = { .device = device, .cu = &device->gpu->cu };
+    int rc = bxi_gpu_alloc(device, PAYLOAD_BYTES, &trial.payload);
 
-    if (rc == 0)
-        rc = bxi_gpu_alloc(device, PAYLOAD_BYTES, &probe.payload);
     if (rc < 0)
         return rc;
-    rc = choose(&probe);
-    if (rc == 0 && !clear(device, probe.payload))
+    rc = choose(&trial);
+    if (rc == 0 && !streams_run(&trial))
         rc = bxi_gpu_fail(-EIO, "streams of device %d do not run any more, after order %d was chosen: see README.md of "
                           "gpu/, assumption 3, and choose an order with BX_GPU_ORDER", device->ordinal,
                           (int)device->order);
-    if (!probe.is_stuck)
-        bxi_gpu_free(probe.payload);
+    if (!trial.is_stuck)
+        bxi_gpu_free(trial.payload);
     return rc;
 }

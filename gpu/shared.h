@@ -26,15 +26,14 @@
 enum bxi_gpu_order {
     BXI_GPU_ORDER_AUTO = 0,             /* the first of these that works on the device */
     BXI_GPU_HOST_WORDS = 1,             /* streams write and wait for words in shared host memory */
-    BXI_GPU_DEVICE_WORDS = 2,           /* words in a block of the owner's device */
-    BXI_GPU_EVENTS = 3,                 /* the driver has the owner's host write the word; hosts of peers wait for it */
+    BXI_GPU_EVENTS = 2,                 /* the driver has the owner's host write the word; hosts of peers wait for it */
 };
 
 /* The region: one per process, in shared memory of its owner, page-aligned, initially zero. The owner writes it; its
  * GPU writes the words. Peers map it read-only; where their driver registers nothing read-only they map the words' page
  * alone writable too, and do not write it while the owner lives (G9). */
 #define BXI_GPU_MAGIC UINT64_C(0x3175706772616378)
-#define BXI_GPU_LAYOUT 5u
+#define BXI_GPU_LAYOUT 6u
 
 struct bxi_gpu_head {
     bxi_a64 magic;                      /* BXI_GPU_MAGIC; written last */
@@ -64,18 +63,13 @@ struct bxi_gpu_word {                   /* two cache lines: neighbours are writt
 struct bxi_gpu_lane_row {
     bxi_a32 order;                      /* enum bxi_gpu_order; 0: no lane */
     uint32_t device;                    /* index into head.device */
-    uint32_t slab;                      /* DEVICE_WORDS: which holds the word */
-    uint32_t reserved;
-    uint64_t generation;                /* DEVICE_WORDS: of the slab */
-    uint64_t offset;
-    uint8_t pad[32];
+    uint8_t pad[56];
 };
 
 enum bxi_gpu_slab_state { BXI_GPU_SLAB_EMPTY = 0, BXI_GPU_SLAB_LIVE = 1, BXI_GPU_SLAB_RETIRING = 2 };
 
 enum bxi_gpu_slab_flags {
     BXI_GPU_SLAB_FD = 1,                /* exported as descriptors (fd_server.c); else the handle is CUDA IPC's */
-    BXI_GPU_SLAB_WORDS = 2,             /* FD: has words of DEVICE_WORDS, so peers map it writable, to poison them */
 };
 
 struct bxi_gpu_slab_row {

@@ -93,11 +93,6 @@ void bxi_gpu_slab_publish(struct bxi_gpu_slab *slab, const struct CUipcMemHandle
     bxi_gpu_count(&gpu->figures.slab_bytes, (int64_t)slab->bytes);
 }
 
-void bxi_gpu_slab_has_words(const struct bxi_gpu_block *block)
-{
-    block->device->gpu->region->slab[block->slab].flags |= BXI_GPU_SLAB_WORDS;
-}
-
 static uint64_t slab_bytes_for(struct bxi_gpu *gpu, uint64_t bytes)
 {
     uint64_t grown = bxi_gpu_figure(&gpu->figures.slab_bytes) / 16;

@@ -20,16 +20,10 @@ int bxi_gpu_copy(struct bxi_gpu_lane *lane, uint64_t to, uint64_t from, uint64_t
 {
     struct bxi_gpu *gpu = lane->gpu;
     unsigned result;
-    int rc;
+    int rc = bxi_gpu_enter_lane(lane, "a copy on a lane");
 
-    rc = bxi_gpu_enter(lane->device);
     if (rc < 0)
         return rc;
-    rc = bxi_gpu_refuse_capture(lane->device, lane->stream, "a copy on a lane");
-    if (rc < 0) {
-        bxi_gpu_leave(lane->device);
-        return rc;
-    }
     result = gpu->cu.cuMemcpyAsync(to, from, bytes, lane->stream);
     bxi_gpu_leave(lane->device);
     if (result != CUDA_SUCCESS)
@@ -129,14 +123,9 @@ static int stage(struct bxi_gpu_lane *lane, void *host_to, const void *host_from
         return -EPERM;
     if (bytes == 0)
         return 0;
-    rc = bxi_gpu_enter(device);
+    rc = bxi_gpu_enter_lane(lane, "staging on a lane");
     if (rc < 0)
         return rc;
-    rc = bxi_gpu_refuse_capture(device, lane->stream, "staging on a lane");
-    if (rc < 0) {
-        bxi_gpu_leave(device);
-        return rc;
-    }
     result = gpu->cu.cuStreamSynchronize(lane->stream);
     pthread_mutex_lock(&device->bounce_lock);
     if (result == CUDA_SUCCESS)

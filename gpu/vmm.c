@@ -83,27 +83,29 @@ static uint64_t bytes_of(const struct bxi_gpu_parts *parts)
 
 /* ---- Mapping --------------------------------------------------------------------------------- */
 
-static unsigned allow(const struct bxi_gpu_device *device, int handle, const struct bxi_gpu_place *at, uint64_t bytes,
-                      unsigned flags)
+struct range {
+    uint64_t address, bytes;
+};
+
+static unsigned allow(const struct bxi_cuda *cu, const struct range *range, int handle, unsigned flags)
 {
     struct CUmemAccessDesc_st access = { { CU_MEM_LOCATION_TYPE_DEVICE, handle }, flags };
 
-    return device->gpu->cu.cuMemSetAccess(at->address, bytes, &access, 1);
+    return cu->cuMemSetAccess(range->address, range->bytes, &access, 1);
 }
 
 /* Gives access to the device, and to others as far as they can have it. */
-static unsigned allow_all(const struct bxi_gpu_place *at, uint64_t bytes, unsigned flags)
+static unsigned allow_all(const struct bxi_gpu_device *device, const struct range *range, unsigned flags)
 {
-    const struct bxi_gpu_device *device = at->device;
     const struct bxi_gpu *gpu = device->gpu;
-    unsigned result = allow(device, device->handle, at, bytes, flags);
+    unsigned result = allow(&gpu->cu, range, device->handle, flags);
 
     for (int i = 0; result == CUDA_SUCCESS && i < gpu->ordinals; i++) {
         int can = 0;
 
         if (gpu->handle[i] != device->handle &&
             gpu->cu.cuDeviceCanAccessPeer(&can, gpu->handle[i], device->handle) == CUDA_SUCCESS && can != 0)
-            (void)allow(device, gpu->handle[i], at, bytes, flags);
+            (void)allow(&gpu->cu, range, gpu->handle[i], flags);
     }
     return result;
 }
@@ -137,7 +139,7 @@ static unsigned map(const struct bxi_gpu_device *device, const struct bxi_gpu_pa
         offset += parts->part[mapped].bytes;
     }
     if (result == CUDA_SUCCESS)
-        result = allow_all(&(struct bxi_gpu_place){ base, device }, bytes, flags);
+        result = allow_all(device, &(struct range){ base, bytes }, flags);
     if (result != CUDA_SUCCESS)
         unmap(cu, base, parts, mapped);
     else
@@ -301,8 +303,7 @@ int bxi_gpu_vmm_export(const struct bxi_gpu *gpu, struct bxi_gpu_parts *parts)
 
 /* ---- The borrower ---------------------------------------------------------------------------- */
 
-unsigned bxi_gpu_vmm_map(const struct bxi_gpu_device *device, struct bxi_gpu_parts *parts, bool is_writable,
-                         uint64_t *address)
+unsigned bxi_gpu_vmm_map(const struct bxi_gpu_device *device, struct bxi_gpu_parts *parts, uint64_t *address)
 {
     const struct bxi_cuda *cu = &device->gpu->cu;
     unsigned result = CUDA_SUCCESS;
@@ -311,8 +312,7 @@ unsigned bxi_gpu_vmm_map(const struct bxi_gpu_device *device, struct bxi_gpu_par
         result = cu->cuMemImportFromShareableHandle(&parts->part[i].handle, (void *)(intptr_t)parts->part[i].fd,
                                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     if (result == CUDA_SUCCESS)
-        result = map(device, parts, is_writable ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ,
-                     address);
+        result = map(device, parts, CU_MEM_ACCESS_FLAGS_PROT_READ, address);
     release_handles(cu, parts);
     return result;
 }
@@ -373,7 +373,7 @@ static bool works(const struct bxi_gpu_device *device)
     bool is_right = false, is_used = false;
 
     if (parts != NULL && bxi_gpu_vmm_make(device, BXI_GPU_ROUND, parts, &own) == CUDA_SUCCESS) {
-        if (bxi_gpu_vmm_map(device, parts, false, &imported) == CUDA_SUCCESS) {
+        if (bxi_gpu_vmm_map(device, parts, &imported) == CUDA_SUCCESS) {
             is_right = is_seen(device, own, imported);
             is_used = !is_right && device->gpu->cu.cuStreamQuery(device->side) == CUDA_ERROR_NOT_READY;
         }

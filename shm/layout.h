@@ -46,7 +46,7 @@
 #include <stdint.h>
 
 #define BXI_MAGIC UINT64_C(0x0000524143584f42)          /* "BOXCAR\0\0" in memory, little endian */
-#define BXI_LAYOUT_VERSION 13u
+#define BXI_LAYOUT_VERSION 14u
 
 #define BXI_WORKERS_MAX 1024                            /* workers of a job */
 #define BXI_WORLD_MAX 128                               /* of these, on one host */

@@ -17,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-int ending_by(int signal_number, int otherwise)
+int ending_by(int signal_number)
 {
     sigset_t set;
 
@@ -26,7 +26,7 @@ int ending_by(int signal_number, int otherwise)
     signal(signal_number, SIG_DFL);
     sigprocmask(SIG_UNBLOCK, &set, NULL);
     raise(signal_number);
-    return otherwise;
+    return -1;
 }
 
 bool ending_is_unread(void)
@@ -42,7 +42,7 @@ int ending_output(const char *program)
 
     /* A thread that blocks SIGPIPE gets an error instead. */
     if ((!is_written || ferror(stdout)) && ending_is_unread())
-        return ending_by(SIGPIPE, -1);
+        return ending_by(SIGPIPE);
     if (!is_written)
         fprintf(stderr, "%s: the output cannot be written: %s\n", program, strerror(errno));
     else if (ferror(stdout))

@@ -7,8 +7,8 @@
 
 #include <stdbool.h>
 
-/* Ends the process by that signal, so that a shell sees it. If the process survives, returns `otherwise`. */
-int ending_by(int signal_number, int otherwise);
+/* Ends the process by that signal, so that a shell sees it. -1: it has survived that. */
+int ending_by(int signal_number);
 
 /* stdout is a pipe that nobody reads any more. */
 bool ending_is_unread(void);

@@ -125,6 +125,6 @@ int worker_spawn_failed(const char *program, int code, const struct bx_spawn_rep
         fprintf(stderr, "%s: %s\n", program, worker_reason(code));
     /* Also after a failure that the others have survived: a shell's loop is to end with the program. */
     if (report->interrupt_signal != 0)
-        return ending_by(report->interrupt_signal, -1);
-    return unread ? ending_by(SIGPIPE, -1) : -1;
+        return ending_by(report->interrupt_signal);
+    return unread ? ending_by(SIGPIPE) : -1;
 }

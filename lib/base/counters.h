@@ -61,7 +61,6 @@
     X(gpu_marks,            "any",  "points set on streams, for others to wait for")               \
     X(gpu_waits,            "any",  "waits put on streams")                                        \
     X(gpu_waits_saved,      "any",  "waits that were not needed: it had passed")                   \
-    X(gpu_word_reads,       "any",  "words in device memory read by the host: of dead workers")    \
     X(gpu_host_synchronises, "any", "times that a thread waited for a GPU")                        \
     X(gpu_fallbacks,        "any",  "times that an order was not the first choice")                \
     X(gpu_staged_bytes,     "any",  "bytes copied through pinned host memory")                     \

@@ -212,12 +212,12 @@ int bxi_device_threads_lane(struct bxi_devices *devices, uint32_t device, struct
 }
 
 /* Index of one of the job's own streams; created now if it could not be when the device was opened. */
-static int own_stream(struct bxi_devices *devices, uint32_t device, uint32_t *index)
+static int own_stream(struct bxi_devices *devices, uint32_t *index)
 {
     int rc;
 
     if (*index == BXI_NO_STREAM) {
-        rc = bxi_devices_add_stream(devices, device, NULL);
+        rc = bxi_devices_add_stream(devices, 0, NULL);
         if (rc < 0)
             return rc;
         *index = (uint32_t)rc;
@@ -225,14 +225,14 @@ static int own_stream(struct bxi_devices *devices, uint32_t device, uint32_t *in
     return (int)*index;
 }
 
-int bxi_devices_staging(struct bxi_devices *devices, uint32_t device)
+int bxi_devices_staging(struct bxi_devices *devices)
 {
-    return own_stream(devices, device, &devices->open[device].staging);
+    return own_stream(devices, &devices->staging);
 }
 
 int bxi_devices_joining(struct bxi_devices *devices)
 {
-    return own_stream(devices, 0, &devices->joining);
+    return own_stream(devices, &devices->joining);
 }
 
 void *bx_gpu_stream(struct bx_job *job, struct bx_device device)
@@ -515,7 +515,6 @@ static const struct {
     { BXI_C_gpu_marks, offsetof(struct bxi_gpu_counters, marks) },
     { BXI_C_gpu_waits, offsetof(struct bxi_gpu_counters, waits) },
     { BXI_C_gpu_waits_saved, offsetof(struct bxi_gpu_counters, waits_saved) },
-    { BXI_C_gpu_word_reads, offsetof(struct bxi_gpu_counters, word_reads) },
     { BXI_C_gpu_host_synchronises, offsetof(struct bxi_gpu_counters, host_synchronises) },
     { BXI_C_gpu_fallbacks, offsetof(struct bxi_gpu_counters, fallbacks) },
     { BXI_C_gpu_staged_bytes, offsetof(struct bxi_gpu_counters, staged_bytes) },

@@ -19,7 +19,7 @@ struct bxi_stream {                     /* a stream with which tensors are order
     uint32_t device;                    /* index into devices->open */
 };
 
-#define BXI_GPU_SHOWN 14                /* figures of gpu/ that are counters of the job */
+#define BXI_GPU_SHOWN 13                /* figures of gpu/ that are counters of the job */
 
 struct bxi_devices {
     bxi_a32 refs;
@@ -33,9 +33,9 @@ struct bxi_devices {
         struct bxi_gpu_device *device;
         int ordinal;
         uint32_t stream;                /* the device's own: index into streams */
-        uint32_t staging;               /* the same, or BXI_NO_STREAM: it never waits for another worker */
     } open[BXI_GPU_DEVICES];
-    uint32_t joining;                   /* waits for all streams that read a loan; or BXI_NO_STREAM */
+    uint32_t staging;                   /* on the first device: never waits for another worker; or BXI_NO_STREAM */
+    uint32_t joining;                   /* there too: waits for all streams that read a loan; or BXI_NO_STREAM */
     uint32_t stream_count;
     struct bxi_stream streams[BXI_GPU_LANES];
     uint64_t shown[BXI_GPU_SHOWN];      /* last values written to the job's counters */
@@ -121,9 +121,9 @@ int bxi_devices_add_stream(struct bxi_devices *devices, uint32_t device, void *s
 int bxi_device_threads_lane(struct bxi_devices *devices, uint32_t device, struct bxi_gpu_lane **lane);
 /* Adds a lane that was opened without the lock. Its index. */
 uint32_t bxi_devices_keep_lane(struct bxi_devices *devices, uint32_t device, struct bxi_gpu_lane *lane);
-/* Index of the device's stream for staging; of the joining stream. Created with the device, because that may wait for
- * the device; on first use only if all lanes were taken then. Errors as above. */
-int bxi_devices_staging(struct bxi_devices *devices, uint32_t device);
+/* Index of the stream for staging; of the joining stream. Created with the first device, because that may wait for the
+ * device; on first use only if all lanes were taken then. Errors as above. */
+int bxi_devices_staging(struct bxi_devices *devices);
 int bxi_devices_joining(struct bxi_devices *devices);
 /* is_held of bxi_gpu_options; context: the devices. */
 bool bxi_devices_is_held(void *context, uint32_t slab, uint64_t generation);
@@ -185,7 +185,7 @@ const struct bxi_device_part *bxi_device_part_of(const struct bxi_loan *loan, co
 
 /* ---- passed.c --------------------------------------------------------------------------------------- */
 
-/* Keeps a storage, which a lease holds, until the peer's point has passed. Maps the slab with its word if need be. */
+/* Keeps a storage, which a lease holds, until the peer's point has passed. */
 void bxi_device_keep(struct bxi_devices *devices, struct bxi_storage *storage, struct bxi_lend_peer *peer,
                      const struct bxi_gpu_point *point);
 /* Under devices->lock, role. The storages that need not be kept any more, to be dropped without the lock. */

@@ -100,8 +100,7 @@ static int begin_part(struct bxi_loan *loan, const struct bxi_device_part *part,
 
 static bool in_one_slab(const struct bxi_device_part *a, const struct bxi_device_part *b)
 {
-    return a->owner == b->owner && a->ref.slab == b->ref.slab && a->ref.generation == b->ref.generation &&
-           a->ref.ready.lane == b->ref.ready.lane;
+    return a->owner == b->owner && a->ref.slab == b->ref.slab && a->ref.generation == b->ref.generation;
 }
 
 /* Under devices->lock. gpu/'s peer of the part's owner. NULL: that is this worker, or the part is staged by a worker
@@ -155,7 +154,7 @@ static int stage_in(struct bxi_loan *loan, uint32_t index)
     struct bxi_devices *devices = loan->device->devices;
     struct bxi_device_part *part = &loan->device->parts[index];
     uint64_t bytes = (uint64_t)bx_tensor_bytes(&loan->tensors[index]);
-    int lane = bxi_devices_staging(devices, 0);
+    int lane = bxi_devices_staging(devices);
     int rc = lane < 0 ? lane : bxi_devices_alloc(devices, 0, bytes, &part->block);
 
     if (rc == 0)

@@ -115,7 +115,7 @@ static int make_devices(struct bx_job *job, struct bxi_devices **out)
     bxi_store_relaxed(&devices->refs, 1);       /* relaxed: nobody else knows it yet */
     devices->job = job;
     devices->fork_generation = job->fork_generation;
-    devices->joining = BXI_NO_STREAM;
+    devices->staging = devices->joining = BXI_NO_STREAM;
     pthread_mutex_init(&devices->lock, NULL);
     bxi_lock(&job->run->lock);
     rc = show_region(job);
@@ -175,7 +175,7 @@ static int open_lanes(struct bxi_gpu_device *device, bool is_first, struct lanes
 
     if (rc < 0)
         return bxi_devices_fail(rc, "a stream cannot be ordered with");
-    if (bxi_gpu_lane_open(device, NULL, &lanes->staging) < 0)
+    if (is_first && bxi_gpu_lane_open(device, NULL, &lanes->staging) < 0)
         lanes->staging = NULL;
     if (is_first && bxi_gpu_lane_open(device, NULL, &lanes->joining) < 0)
         lanes->joining = NULL;
@@ -189,23 +189,26 @@ static void close_lanes(const struct lanes *lanes)
     bxi_gpu_lane_close(lanes->joining);
 }
 
+static uint32_t keep(struct bxi_devices *devices, uint32_t device, struct bxi_gpu_lane **lane)
+{
+    uint32_t stream = *lane != NULL ? bxi_devices_keep_lane(devices, device, *lane) : BXI_NO_STREAM;
+
+    *lane = NULL;
+    return stream;
+}
+
 /* Under devices->lock. */
 static void add_device(struct bxi_devices *devices, struct bxi_gpu_device *device, struct lanes *lanes)
 {
-    uint32_t index = devices->count;
+    uint32_t index = devices->count++;
 
     devices->open[index].device = device;
     devices->open[index].ordinal = bxi_gpu_device_ordinal(device);
-    devices->open[index].stream = bxi_devices_keep_lane(devices, index, lanes->own);
-    devices->open[index].staging = BXI_NO_STREAM;
-    if (lanes->staging != NULL)
-        devices->open[index].staging = bxi_devices_keep_lane(devices, index, lanes->staging);
-    if (lanes->joining != NULL && devices->joining == BXI_NO_STREAM) {
-        devices->joining = bxi_devices_keep_lane(devices, index, lanes->joining);
-        lanes->joining = NULL;
+    devices->open[index].stream = keep(devices, index, &lanes->own);
+    if (index == 0) {
+        devices->staging = keep(devices, index, &lanes->staging);
+        devices->joining = keep(devices, index, &lanes->joining);
     }
-    lanes->own = lanes->staging = NULL;
-    devices->count++;
 }
 
 /* Called inside enter, leaves. The driver takes long and runs without the lock: another thread may open the same device

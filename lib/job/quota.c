@@ -35,13 +35,12 @@ struct mount {
     size_t root_bytes;              /* of the name of the mount's root */
 };
 
-static bool list_has(const char *list, const char *word)
+/* Of controllers, with commas between them. */
+static bool has_cpu(const char *list)
 {
-    size_t bytes = strlen(word);
-
     for (const char *at = list; at != NULL; at = strchr(at, ',')) {
         at += *at == ',';
-        if (strncmp(at, word, bytes) == 0 && (at[bytes] == ',' || at[bytes] == '\0'))
+        if (strncmp(at, "cpu", 3) == 0 && (at[3] == ',' || at[3] == '\0'))
             return true;
     }
     return false;
@@ -77,7 +76,7 @@ static bool find_own(const char *root, struct mount *mount)
         if (path == NULL)
             continue;
         *path++ = '\0';
-        mount->is_v1 = list_has(list + 1, "cpu");
+        mount->is_v1 = has_cpu(list + 1);
         if (mount->is_v1 || strcmp(line, "0:") == 0) {
             memcpy(mount->own, path, strlen(path) + 1);
             found = true;
@@ -135,7 +134,7 @@ static void look_at_mount(char *line, const char *root, struct mount *mount)
     for (int i = 0; i < 3; i++)
         if ((type[i] = strtok_r(i == 0 ? rest + 3 : NULL, " ", &rest)) == NULL)
             return;
-    if (strcmp(type[0], mount->is_v1 ? "cgroup" : "cgroup2") != 0 || (mount->is_v1 && !list_has(type[2], "cpu")))
+    if (strcmp(type[0], mount->is_v1 ? "cgroup" : "cgroup2") != 0 || (mount->is_v1 && !has_cpu(type[2])))
         return;
     unescape(field[3]);
     unescape(field[4]);

@@ -103,9 +103,6 @@ DEVICE_WORLD(device_death, releases_streams_that_wait_for_a_dead_owner, 60,
              (fake_skip_without_words("with events the host waits, no stream does"), DEVICE_ANY), .size = 2,
              .setup = setup, .dies = 1, .body = { dies_owing, streams_are_released });
 
-DEVICE_WORLD(device_death, releases_streams_that_wait_for_words_in_device_memory, 60, DEVICE_FAKE, .size = 2,
-             .setup = setup, .dies = 1, .body = { dies_owing, streams_are_released }, .env = { "BX_GPU_ORDER=device" });
-
 /* The role releases the stream before it wants a lock, which a thread in the driver may hold: here it is the test's. */
 static void streams_are_released_without_the_lock(struct bx_job *job)
 {

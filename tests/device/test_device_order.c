@@ -129,7 +129,6 @@ static void run_order(const char *order)
 }
 
 Test(device_order, holds_with_words_in_host_memory, .timeout = 60) { run_order("host"); }
-Test(device_order, holds_with_words_in_device_memory, .timeout = 60) { run_order("device"); }
 Test(device_order, holds_with_events, .timeout = 60) { run_order("events"); }
 
 /* ---- Reuse of memory --------------------------------------------------------------------------- */
@@ -205,12 +204,6 @@ DEVICE_WORLD(device_order, reuses_memory_when_its_readers_have_passed, 60,
              (fake_skip_few_queues("the test uses a stream that shares a queue with one that it holds up"),
               fake_skip_under("FAKE_CUDA_BLOCKING", "it uses memory before it ends waits of a peer's streams"),
               DEVICE_ANY), .size = 2, .setup = setup, .body = { reuses, reads_late });
-
-DEVICE_WORLD(device_order, reuses_memory_with_words_in_device_memory, 60,
-             (fake_skip_few_queues("the test uses a stream that shares a queue with one that it holds up"),
-              fake_skip_under("FAKE_CUDA_BLOCKING", "it uses memory before it ends waits of a peer's streams"),
-              DEVICE_FAKE), .size = 2, .setup = setup, .body = { reuses, reads_late },
-             .env = { "BX_GPU_ORDER=device" });
 
 /* Own work is waited for too: an announced write, a read, a copy on the job's stream. */
 DEVICE_TEST(device_order, waits_for_own_work_too_before_memory_is_reused, 60,

@@ -237,7 +237,6 @@ static void run_late(const char *order)
 }
 
 Test(device_passed, tensors_come_back_when_the_readers_stream_has_passed) { run_late(NULL); }
-Test(device_passed, tensors_come_back_so_with_words_in_device_memory) { run_late("device"); }
 Test(device_passed, tensors_come_back_so_with_events) { run_late("events"); }
 
 /* ---- Deaths ------------------------------------------------------------------------------------------------ */

@@ -92,7 +92,7 @@ fi
 
 check 'steps with the simulated driver' ends 0 'tensor_ipc_order* suite_gpu_heap'
 check 'the transcript begins with that' grep -qm 1 '^THE SIMULATED DRIVER OF THE TESTS, no GPU: ' "$file"
-for order in host device events; do
+for order in host events; do
     check "tensor_ipc ran in order $order" says "^ok tensor_ipc order $order\$"
 done
 check 'its lines are in the transcript' shows '^owner +address 0x[0-9a-f]+ +4194304 bytes on cuda:0 of the FAKE'

@@ -142,7 +142,7 @@ if [ -x "$build/bin/gpucheck" ]; then
 else
     skip gpucheck "it is not built"
 fi
-for order in host device events; do
+for order in host events; do
     step 60 "tensor_ipc order $order" env BX_GPU_ORDER=$order "$build/gpu/tensor_ipc" --bytes 4194304
 done
 if command -v nvidia-smi >/dev/null; then
@@ -170,7 +170,7 @@ if starts "$build/bin/reinforce"; then
     step 600 'param_server on the GPU' "$build/bin/param_server" --device cuda
     step 600 'param_server on the GPU, one trainer' "$build/bin/param_server" --device cuda --trainers 1 \
         --batch-update-size 1
-    for order in host device events; do
+    for order in host events; do
         step 600 "bxbench gpu, order $order" env BX_GPU_ORDER=$order "$build/bin/bxbench" gpu
     done
 else

@@ -34,34 +34,39 @@ static void puts_twice(void)
 GPU_PAIR(gpu_admission, stays_open_until_each_of_two_threads_has_put_its_wait, 30,
          (gpu_order = BXI_GPU_HOST_WORDS, GPU_FAKE), is_owner, puts_twice);
 
-/* A wait on a stream for a word in device memory; the word in the region is poisoned, as its owner does when it closes
- * with work that does not end. */
+/* A stream that waits for something else than the word, as for an event; the word is poisoned, as its owner does when
+ * it closes with work that does not end. */
 static void sees_poison(void)
 {
-    struct bxi_gpu_point point = { .order = BXI_GPU_DEVICE_WORDS, .lane = 0, .value = 1 };
+    struct bxi_gpu_point point = { .order = BXI_GPU_EVENTS, .lane = 0, .value = 1 };
     bxi_a64 *word = &gpu_shared->region[0].word[0].value;
     struct CUstream_st *stream;
+    struct bxi_gpu_block *gate;
 
     gpu_start_pair(1);
     stream = gpu_lane->stream;
+    gate = gpu_block(8);
+    gpu_fill(gpu_lane, gate->address, 0, 8);
+    GPU_EQ(bxi_gpu_lane_wait(gpu_lane), 0);
     GPU_EQ(bxi_gpu_enter(gpu_device), 0);
     GPU_EQ(bxi_gpu_admission_enter(gpu_lane, gpu_peer[0], &point), 0);
-    GPU_EQ(gpu->cu.cuStreamWaitValue64_v2(stream, gpu_lane->word_address + 128, 1, 0), CUDA_SUCCESS);
+    GPU_EQ(gpu->cu.cuStreamWaitValue64_v2(stream, gate->address, 1, 0), CUDA_SUCCESS);
     bxi_gpu_admission_leave(gpu_lane);
     bxi_store_release(word, BXI_GPU_POISON);
     GPU_CHECK(!bxi_gpu_admission_close(gpu_device));
-    GPU_EQ(gpu->cu.cuStreamWriteValue64_v2(gpu_device->side, gpu_lane->word_address + 128, 1, 0), CUDA_SUCCESS);
+    GPU_EQ(gpu->cu.cuStreamWriteValue64_v2(gpu_device->side, gate->address, 1, 0), CUDA_SUCCESS);
     bxi_gpu_leave(gpu_device);
     GPU_EQ(bxi_gpu_lane_wait(gpu_lane), 0);
     GPU_CHECK(bxi_gpu_admission_close(gpu_device));
     bxi_gpu_admission_open(gpu_device);
     bxi_store_release(word, 0);
+    bxi_gpu_free(gate);
     gpu_post(SEEN);
     gpu_end();
 }
 
-GPU_PAIR(gpu_admission, stays_open_while_a_stream_waits_for_a_word_that_is_poisoned_for_hosts_alone, 30,
-         (gpu_order = BXI_GPU_DEVICE_WORDS, GPU_FAKE), is_owner, sees_poison);
+GPU_PAIR(gpu_admission, stays_open_while_a_stream_waits_for_an_event_whose_word_is_poisoned, 30,
+         (gpu_order = BXI_GPU_EVENTS, GPU_FAKE), is_owner, sees_poison);
 
 /* The progress role joins the streams of a loan in this way: it must not wait for a free. */
 static void waits_for_itself(void)

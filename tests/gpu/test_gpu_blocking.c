@@ -14,29 +14,23 @@ TestSuite(gpu_blocking, .timeout = 30);
 
 enum { MET, LENT, BLOCKED, KILLED };
 
-static void world(enum bxi_gpu_order wanted)
+static void world(void)
 {
     gpu_world(GPU_FAKE);
     setenv("FAKE_CUDA_BLOCKING", "1", 1);
-    gpu_order = wanted;
+    gpu_order = BXI_GPU_HOST_WORDS;
 }
 
 /* Lends a block, behind a wait that nobody ends. */
 static void owes(void)
 {
     struct bxi_gpu_block *block;
-    struct bxi_gpu_point never = { .order = (uint16_t)gpu_order, .lane = BXI_GPU_LANES - 1, .value = 1 };
+    struct bxi_gpu_point never = { .order = BXI_GPU_HOST_WORDS, .lane = BXI_GPU_LANES - 1, .value = 1 };
 
     gpu_start_pair(0);
     block = gpu_block(BYTES);
     GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[1]), 0);       /* is ready at once */
-    if (gpu_order == BXI_GPU_HOST_WORDS) {
-        GPU_EQ(bxi_gpu_after(gpu_lane, NULL, &never), 0);
-    } else {
-        GPU_EQ(bxi_gpu_enter(gpu_device), 0);
-        GPU_EQ(gpu->cu.cuStreamWaitValue64_v2(gpu_lane->stream, gpu_lane->word_address + 8, 1, 0), CUDA_SUCCESS);
-        bxi_gpu_leave(gpu_device);
-    }
+    GPU_EQ(bxi_gpu_after(gpu_lane, NULL, &never), 0);
     gpu_fill(gpu_lane, block->address, 1, BYTES);
     gpu_lend(block, BYTES, 0);
     gpu_post(LENT);
@@ -103,7 +97,7 @@ static void survivor(void)
 
     gpu_start_pair(1);
     gpu_await(LENT, 1);
-    if (call != maps || gpu_order != BXI_GPU_HOST_WORDS)
+    if (call != maps)
         (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
     GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &waiter), 0);
     GPU_EQ(bxi_gpu_after(waiter, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
@@ -132,11 +126,9 @@ static void is_met(void)
     gpu_end();
 }
 
-static void dies_during(void *(*wanted)(void *unused), enum bxi_gpu_order by)
+static void dies_during(void *(*wanted)(void *unused))
 {
-    if (by == BXI_GPU_DEVICE_WORDS)
-        fake_skip_few_queues("the poison waits in the queue of the stream that it is to release");
-    world(by);
+    world();
     call = wanted;
     gpu_fork(0, owes);
     gpu_fork(1, survivor);
@@ -151,22 +143,17 @@ static void dies_during(void *(*wanted)(void *unused), enum bxi_gpu_order by)
     gpu_check_machine();
 }
 
-Test(gpu_blocking, a_death_is_handled_beside_an_allocation) { dies_during(allocates, BXI_GPU_HOST_WORDS); }
+Test(gpu_blocking, a_death_is_handled_beside_an_allocation) { dies_during(allocates); }
 
-Test(gpu_blocking, a_death_is_handled_beside_an_allocation_with_device_words)
-{
-    dies_during(allocates, BXI_GPU_DEVICE_WORDS);
-}
-
-Test(gpu_blocking, a_death_is_handled_beside_the_opening_of_a_lane) { dies_during(opens_a_lane, BXI_GPU_HOST_WORDS); }
-Test(gpu_blocking, a_death_is_handled_beside_the_mapping_of_a_slab) { dies_during(maps, BXI_GPU_HOST_WORDS); }
+Test(gpu_blocking, a_death_is_handled_beside_the_opening_of_a_lane) { dies_during(opens_a_lane); }
+Test(gpu_blocking, a_death_is_handled_beside_the_mapping_of_a_slab) { dies_during(maps); }
 
 Test(gpu_blocking, a_death_is_handled_beside_the_registration_of_a_peer)
 {
-    dies_during(waits_for_a_new_peer, BXI_GPU_HOST_WORDS);
+    dies_during(waits_for_a_new_peer);
 }
 
-Test(gpu_blocking, a_death_is_handled_beside_the_free_of_a_slab) { dies_during(frees, BXI_GPU_HOST_WORDS); }
+Test(gpu_blocking, a_death_is_handled_beside_the_free_of_a_slab) { dies_during(frees); }
 
 /* A thread that is in the driver may hold any lock: here it is the test's. */
 static void releases_with_the_lock_taken(void)
@@ -192,7 +179,7 @@ static void releases_with_the_lock_taken(void)
 
 Test(gpu_blocking, streams_of_a_dead_peer_are_released_without_a_lock)
 {
-    world(BXI_GPU_HOST_WORDS);
+    world();
     gpu_run_killed(owes, releases_with_the_lock_taken, BLOCKED, KILLED);
 }
 
@@ -245,7 +232,7 @@ static void marks_after_that(void)
 
 Test(gpu_blocking, memory_is_freed_when_no_lane_waits_any_more)
 {
-    world(BXI_GPU_HOST_WORDS);
+    world();
     gpu_run(2, (gpu_fn[]){ frees_before_its_mark, marks_after_that });
 }
 
@@ -297,7 +284,7 @@ static void closes_when_nothing_waits(void)
 
 Test(gpu_blocking, maps_are_closed_when_no_lane_waits_any_more)
 {
-    world(BXI_GPU_HOST_WORDS);
+    world();
     gpu_run(2, (gpu_fn[]){ lends_and_retires, closes_when_nothing_waits });
 }
 
@@ -346,7 +333,7 @@ static void marks_late(void)
 
 Test(gpu_blocking, waits_are_put_off_while_memory_is_freed)
 {
-    world(BXI_GPU_HOST_WORDS);
+    world();
     gpu_run(2, (gpu_fn[]){ marks_late, waits_for_admission });
 }
 
@@ -378,7 +365,7 @@ static void ends_beside_a_stopped_peer(void)
 
 static void closes_beside_a_stopped_peer(gpu_fn survives)
 {
-    world(BXI_GPU_HOST_WORDS);
+    world();
     gpu_fork(0, owes);
     gpu_fork(1, survives);
     gpu_await(BLOCKED, 1);

@@ -58,7 +58,7 @@ GPU_ALONE(gpu_probe, detects_waits_that_do_not_wait, 60, GPU_FAKE)
 
 static unsigned (*copy)(void *to, unsigned long long from, size_t bytes, struct CUstream_st *stream);
 
-/* The payload does not come; words are not copied by the trial. */
+/* The payload does not come. */
 static unsigned copy_nothing_large(void *to, unsigned long long from, size_t bytes, struct CUstream_st *stream)
 {
     return bytes > 4096 ? CUDA_SUCCESS : copy(to, from, bytes, stream);

@@ -100,7 +100,6 @@ static void quiet_owner(void)
         GPU_EQ(bxi_gpu_block_until(block, gpu_peer[1], &gpu_shared->point[0]), 0);
     }
     gpu_wait_passed(NULL, &gpu_shared->ref[0].ready);
-    GPU_EQ(gpu_counters().word_reads, 0);
     GPU_EQ(gpu_counters().host_synchronises, before.host_synchronises);
     GPU_EQ(gpu_counters().d2d_copies, 0);
     GPU_EQ(gpu_counters().staged_bytes, 0);
@@ -110,7 +109,6 @@ static void quiet_owner(void)
     while (bxi_gpu_poll(gpu) > 0 || bxi_load_acquire(&gpu_shared->gate[LAST]) < 2)
         sched_yield();
     GPU_EQ(gpu_counters().blocks_waiting, 0);
-    GPU_EQ(gpu_counters().word_reads, 0);
     gpu_end();
 }
 
@@ -135,21 +133,11 @@ static void quiet_borrower(void)
     GPU_EQ(gpu_counters().fallbacks, 0);
     GPU_EQ(gpu_counters().d2d_copies, 0);
     gpu_wait_passed(NULL, &gpu_shared->point[0]);
-    GPU_EQ(gpu_counters().word_reads, 0);
     gpu_end_together(LAST);
 }
 
 GPU_PAIR(gpu_share, neither_copies_nor_blocks_the_host, 120, (gpu_order = BXI_GPU_HOST_WORDS, GPU_ANY), quiet_owner,
          quiet_borrower);
-
-/* Hosts look at words in host memory, which the streams write too: no look calls the driver. */
-GPU_PAIR(gpu_share, neither_copies_nor_blocks_the_host_with_words_in_device_memory, 120,
-         (gpu_order = BXI_GPU_DEVICE_WORDS, GPU_ANY), quiet_owner, quiet_borrower);
-
-/* The region cannot be registered: the streams write pinned words, and polls of their host move those of the region. */
-GPU_PAIR(gpu_share, follows_words_in_device_memory_where_no_page_can_be_registered, 120,
-         (setenv("FAKE_CUDA_NO_HOST_REGISTER", "1", 1), setenv("FAKE_CUDA_DELAY_US", "3000", 1),
-          gpu_order = BXI_GPU_DEVICE_WORDS, GPU_FAKE), quiet_owner, quiet_borrower);
 
 /* Discrete x86 cards are reported to register nothing read-only: the words are then registered through a writable
  * mapping, and the order stays the same. */

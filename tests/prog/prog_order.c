@@ -19,7 +19,7 @@ static int failed(void)
 int main(void)
 {
     static const char *const names[] = {
-        [BXI_GPU_HOST_WORDS] = "HOST_WORDS", [BXI_GPU_DEVICE_WORDS] = "DEVICE_WORDS", [BXI_GPU_EVENTS] = "EVENTS",
+        [BXI_GPU_HOST_WORDS] = "HOST_WORDS", [BXI_GPU_EVENTS] = "EVENTS",
     };
     struct bxi_gpu_options options = { .driver = NULL };
     struct bxi_gpu_device *device;

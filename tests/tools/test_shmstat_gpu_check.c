@@ -12,16 +12,6 @@
 
 /* ---- What is wrong ------------------------------------------------------------------------------------- */
 
-static void set_device_word(uint32_t slab, uint64_t generation, uint64_t offset)
-{
-    struct bxi_gpu_lane_row *row = &gpu_region(0)->lane[0];
-
-    row->slab = slab;
-    row->generation = generation;
-    row->offset = offset;
-    bxi_store_relaxed(&row->order, BXI_GPU_DEVICE_WORDS);
-}
-
 /* Violations by living and by dead workers. */
 #define WRONGS(X) \
     X(G7, a_region_of_no_magic, gpu_set(&gpu_region(0)->head.magic, 0)) \
@@ -36,12 +26,6 @@ static void set_device_word(uint32_t slab, uint64_t generation, uint64_t offset)
     X(G2, a_slab_held_that_was_never_made, gpu_set(&gpu_held(1, 0)->generation[0], GENERATION + 1)) \
     X(G2, a_row_held_that_was_never_used, gpu_set(&gpu_held(1, 0)->generation[200], 1)) \
     X(G2, a_slab_held_of_a_worker_without_a_gpu, gpu_set_open(0, 0)) \
-    X(G3, a_word_in_no_slab, set_device_word(BXI_GPU_SLABS, 0, 0)) \
-    X(G3, a_word_in_a_slab_that_retires, set_device_word(SLAB, 1, 0)) \
-    X(G3, a_word_of_another_generation, set_device_word(0, GENERATION - 1, 0)) \
-    X(G3, a_word_beyond_its_slab, set_device_word(0, GENERATION, 64 * MIB + 8)) \
-    X(G3, a_word_at_the_end_of_its_slab, set_device_word(0, GENERATION, 64 * MIB)) \
-    X(G3, a_word_across_two, set_device_word(0, GENERATION, 4)) \
     X(G4, a_word_that_no_lane_comes_to, gpu_set(&gpu_region(1)->word[0].value, 2 * BXI_GPU_POISON)) \
     X(G6, a_slab_of_its_own, gpu_set(&gpu_held(0, 0)->generation[0], GENERATION)) \
     X(G7, a_lane_of_no_order, bxi_store_relaxed(&gpu_region(0)->lane[0].order, BXI_GPU_EVENTS + 1)) \
@@ -120,12 +104,9 @@ Test(shmstat_gpu_check, accepts_what_a_kill_leaves)
     check_is_fine("the first slab of a device that was not shown");
     gpu_region(0)->lane[4].device = 99;
     check_is_fine("a lane that was being filled");
-    set_device_word(0, GENERATION, 64 * MIB - 8);
-    check_is_fine("a word at the end of its slab");
     plant_kill(1);
     gpu_set_slab(0, SLAB, 1, EMPTY);
     gpu_set_slab(0, 0, GENERATION + 1, LIVE);
-    set_device_word(0, GENERATION + 1, 0);
     check_is_fine("what a dead borrower held, freed and used again");
     plant_kill(0);
     gpu_set(&gpu_region(0)->word[0].value, BXI_GPU_POISON + WORD);

@@ -16,75 +16,56 @@ static void lend(struct check_parcel *parcel)
     parcel->handle = check_export(check_payload(BYTE, check_stream()));
 }
 
-/* Makes the stream wait for a word of the owner; if it cannot, answers. */
-static bool waits_for(const char *key, struct CUstream_st *stream, unsigned long long word_at)
-{
-    unsigned result = check_wait_word(stream, word_at, 1);
-
-    if (result != CUDA_SUCCESS)
-        check_answer(key, CHECK_ABSENT, "Streams cannot wait for such words here: %s.", check_name(result));
-    return result == CUDA_SUCCESS;
-}
-
-/* Registers the page of the owner's word in /dev/shm by the mapping that Boxcar would register. Returns its address, or
- * 0 if it cannot, and the answer is given. */
-static unsigned long long register_word(bxi_a64 *page)
+/* Makes the stream wait for a word in the page, through the mapping that Boxcar would register; if it cannot, answers.
+ */
+static bool waits_for_word(struct CUstream_st *stream, bxi_a64 *page)
 {
     unsigned long long at = 0;
-    unsigned result = check_register_page(check_page(0, false), CU_MEMHOSTREGISTER_READ_ONLY, &at);
+    unsigned result = check_register_page(check_page(false), CU_MEMHOSTREGISTER_READ_ONLY, &at);
 
     if (result != CUDA_SUCCESS)
         result = check_register_page(page, 0, &at);
     if (result == CUDA_SUCCESS)
-        return at;
-    check_answer("kill.host_word", CHECK_ABSENT, "The page cannot be registered: %s.",
-                 check_name(result));
-    return 0;
+        result = check_wait_word(stream, at, 1);
+    if (result != CUDA_SUCCESS)
+        check_answer("kill.word", CHECK_ABSENT, "Streams cannot wait for words in /dev/shm here: %s.",
+                     check_name(result));
+    return result == CUDA_SUCCESS;
 }
 
 static void ask_kill(void)
 {
-    bxi_a64 *page = check_page(0, true);
-    struct CUstream_st *host_wait = check_stream(), *device_wait = check_stream();
+    bxi_a64 *page = check_page(true);
+    struct CUstream_st *stream = check_stream();
     struct check_reader reader = check_reader_make();
     struct check_parcel parcel = { 0 };
-    unsigned long long address, device_word, host_word;
-    bool on_host, on_device, host_waited, device_waited;
+    unsigned long long address;
+    bool can_wait, has_waited;
     unsigned result;
 
     check_there(lend, &parcel);
     address = check_borrow(parcel.handle);
-    device_word = address + CHECK_PAYLOAD_BYTES;
-    host_word = register_word(page);
-    on_host = host_word != 0 && waits_for("kill.host_word", host_wait, host_word);
-    on_device = waits_for("kill.device_word", device_wait, device_word);
+    can_wait = waits_for_word(stream, page);
     check_kill_other();
     check_sleep_ms(CHECK_PAUSE_MS);
-    host_waited = on_host && check_is_waiting(host_wait);
-    device_waited = on_device && check_is_waiting(device_wait);
+    has_waited = check_is_waiting(stream);
     check_answer_read("kill.memory", "A killed process's memory", &reader, address, BYTE);
-    if (on_host) {
+    if (can_wait) {
         check_store_word(page, CHECK_POISON);
-        check_answer_release("kill.host_word", host_wait, host_waited);
-    }
-    if (on_device) {
-        (void)check_write_word(reader.stream, device_word, CHECK_POISON);
-        check_answer_release("kill.device_word", device_wait, device_waited);
+        check_answer_release("kill.word", stream, has_waited);
     }
     result = cu.cuIpcCloseMemHandle(address);
     check_answer("kill.close", result == CUDA_SUCCESS ? CHECK_GOOD : CHECK_BAD,
                  "Closing a killed process's memory: %s.", result == CUDA_SUCCESS ? "done" : check_name(result));
 }
 
-#define LATE_POISON "A worker's death may leave other workers' streams waiting for ever."
-
 const struct check_question check_kill = {
     .name = "kill", .ask = ask_kill, .has_other = true, .opens_handles = true, .limit_ms = 9000,
     .lines = {
         { "kill.memory", "Tensors on loan from a dead worker stay readable until they are released.",
           "A tensor on loan from a dead worker must not be read: use it only after BX_E_PEER_DEAD was ruled out." },
-        { "kill.host_word", "HOST_WORDS: a death releases the streams that wait for the dead.", LATE_POISON },
-        { "kill.device_word", "DEVICE_WORDS: a death releases the streams that wait for the dead.", LATE_POISON },
+        { "kill.word", "A death releases the streams that wait for the dead.",
+          "A worker's death may leave other workers' streams waiting for ever." },
         { "kill.close", "The memory of a dead worker goes when the last borrower closes it.",
           "The memory of a dead worker may be lost until its borrowers end." },
     },

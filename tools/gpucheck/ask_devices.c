@@ -16,7 +16,7 @@ static void lend(struct check_parcel *parcel)
 {
     writer = check_stream();
     parcel->handle = check_export(check_payload(BYTE, writer));
-    (void)check_register_page(check_page(0, true), 0, &word_at);
+    (void)check_register_page(check_page(true), 0, &word_at);
 }
 
 static void write_word(struct check_parcel *parcel)
@@ -50,7 +50,7 @@ static void answer_word(struct CUstream_st *stream, bxi_a64 *page)
 
 static void ask_devices(void)
 {
-    bxi_a64 *page = check_page(0, true);
+    bxi_a64 *page = check_page(true);
     struct check_parcel parcel = { 0 };
     struct CUctx_st *context = NULL;
     struct check_reader reader;

@@ -147,7 +147,7 @@ static void ask_driver(void)
     int rc;
 
     answer_box();
-    rc = check_load(text);
+    rc = bxi_cu_load(&cu, NULL, text);
     if (cu.library != NULL)
         answer_version();
     if (rc < 0)
@@ -174,7 +174,7 @@ const struct check_question check_driver = {
         { "driver.mode", "Each worker opens it for itself.", "Only one worker can open it: \"nvidia-smi -c DEFAULT\" "
           "lets several in, or run the MPS daemon." },
         { "driver.mps", "With MPS the workers' streams run at the same time; without, the GPU divides its time between "
-          "processes (see share).", NULL },
+          "processes, and a hand-over to one waits for its turn, 1 ms or so.", NULL },
         { "driver.attributes", "Boxcar trusts none of them: what they promise is tried below.", NULL },
     },
 };

@@ -37,7 +37,7 @@ static bool answer_register(const char *key, bxi_a64 *page, unsigned flags)
 
 static void register_own(struct check_parcel *parcel)
 {
-    bxi_a64 *page = check_page(0, true);
+    bxi_a64 *page = check_page(true);
 
     (void)parcel;
     check_store_word(page, MARK);
@@ -58,7 +58,7 @@ static void ask_register(void)
 
     check_there(register_own, &parcel);
     for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
-        bxi_a64 *page = check_page(0, ways[i].is_writable);
+        bxi_a64 *page = check_page(ways[i].is_writable);
 
         if (answer_register(ways[i].key, page, ways[i].flags))
             (void)cu.cuMemHostUnregister((void *)page);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * How many streams may wait before they hold up another one. Streams share hardware queues, and a stream that waits
- * blocks what comes behind it in its queue; the poison comes by a side stream, so that one must not be held up.
+ * blocks what comes behind it in its queue: the marks of another lane, or the copies of the side stream.
  *
  * The side stream is made first, as Boxcar makes it, then 40 others; all are used once before the first one waits,
  * because a driver may wait for all streams where it makes something. Then one after the other is made to wait. After
@@ -21,7 +21,6 @@ static bool writes(struct CUstream_st *stream, unsigned long long scratch)
 
 static void ask_queues(void)
 {
-    const char *key = check_question->name;
     unsigned long long scratch = check_alloc(CHECK_PAGE_BYTES);
     struct check_hold hold = check_hold_make();
     struct CUstream_st *side_stream = check_stream(), *streams[STREAMS];
@@ -41,32 +40,19 @@ static void ask_queues(void)
     check_hold_end(&hold);
     check_figure(held, "streams");
     if (held == STREAMS)
-        check_answer(key, CHECK_GOOD, "%u streams waited, and the side stream's writes ended.", held);
+        check_answer("queues", CHECK_GOOD, "%u streams waited, and the side stream's writes ended.", held);
     else if (!check_idles(side_stream, CHECK_RELEASE_MS))
-        check_answer(key, CHECK_BAD, "With %u streams that wait the side stream is held up, and not even their "
+        check_answer("queues", CHECK_BAD, "With %u streams that wait the side stream is held up, and not even their "
                      "release frees it.", held + 1);
     else
-        check_answer(key, held >= CHECK_LANES_MIN ? CHECK_NOTE : CHECK_BAD,
+        check_answer("queues", held >= CHECK_LANES_MIN ? CHECK_NOTE : CHECK_BAD,
                      "%u streams may wait; with %u, the side stream is held up.", held, held + 1);
 }
 
-#define OF_USE "That many lanes may wait at a time. "
-#define OF_NO_USE "Words are of no use with this setting: the poison could not come. "
-#define SETS_32 "Boxcar sets 32 where CUDA_DEVICE_MAX_CONNECTIONS is not set."
-#define SETS_8 "8 is CUDA's own choice."
-#define SETS_1 "Some training programs set 1."
+#define SETS "Boxcar sets 32 where CUDA_DEVICE_MAX_CONNECTIONS is not set."
 
-const struct check_question check_queues_32 = {
-    .name = "queues.32", .ask = ask_queues, .decides = true, .limit_ms = 6000, .connections = 32,
-    .lines = { { "queues.32", OF_USE SETS_32, OF_NO_USE SETS_32 } },
-};
-
-const struct check_question check_queues_8 = {
-    .name = "queues.8", .ask = ask_queues, .limit_ms = 6000, .connections = 8,
-    .lines = { { "queues.8", OF_USE SETS_8, OF_NO_USE SETS_8 } },
-};
-
-const struct check_question check_queues_1 = {
-    .name = "queues.1", .ask = ask_queues, .limit_ms = 6000, .connections = 1,
-    .lines = { { "queues.1", OF_USE SETS_1, OF_NO_USE SETS_1 } },
+const struct check_question check_queues = {
+    .name = "queues", .ask = ask_queues, .decides = true, .limit_ms = 6000,
+    .lines = { { "queues", "That many lanes may wait at a time. " SETS,
+                 "Words are of no use: marks would be held up. " SETS } },
 };

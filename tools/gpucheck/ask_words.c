@@ -4,12 +4,11 @@
  * payload of 1 MiB from the other process's memory; the other one's stream, later, writes the payload and then what is
  * waited for.
  *
- * Turns with a word: it is written by the owner's stream; by the owner outside of that stream (its host, or for a word
- * in device memory its side stream); by the owner's stream again, several times, while the waiter's host looks at it
- * and then reads the payload without a wait; and by the waiter's process, as a survivor poisons the word of a dead
- * owner. Before a write there is a pause in which the wait must hold, so that a wait that does not wait is found out;
- * after it the payload must be that of the turn. Three kinds of words: in a page of /dev/shm that the waiter has
- * registered writable, the same registered read-only, and in the owner's memory as opened by the waiter.
+ * Turns with a word: it is written by the owner's stream; by the owner's host; by the owner's stream again, several
+ * times, while the waiter's host looks at it and then reads the payload without a wait; and by the waiter's process, as
+ * a survivor poisons the word of a dead owner. Before a write there is a pause in which the wait must hold, so that a
+ * wait that does not wait is found out; after it the payload must be that of the turn. The words are in a page of
+ * /dev/shm that the waiter has registered writable, or read-only.
  *
  * EVENTS has one turn: the driver calls the owner's host, which writes the word, and the waiter's host polls it.
  */
@@ -18,14 +17,13 @@
 #define LOOKS 20
 #define TURNS (3 + LOOKS)
 
-enum words { HOST_WORDS = 1, READ_ONLY_WORDS, DEVICE_WORDS };
-enum kind { BY_STREAM, BY_SIDE, SEEN, BY_PEER, KINDS };
+enum words { WRITABLE, READ_ONLY };
+enum kind { BY_STREAM, BY_HOST, SEEN, BY_PEER, KINDS };
 
 static const char *const keys[][KINDS] = {
-    [HOST_WORDS] = { "words.host.stream", "words.host.host", "words.host.seen", "words.host.poison" },
-    [READ_ONLY_WORDS] = { "words.read_only.stream", "words.read_only.host", "words.read_only.seen",
-                          "words.read_only.poison" },
-    [DEVICE_WORDS] = { "words.device.stream", "words.device.copy", "words.device.seen", "words.device.poison" },
+    [WRITABLE] = { "words.host.stream", "words.host.host", "words.host.seen", "words.host.poison" },
+    [READ_ONLY] = { "words.read_only.stream", "words.read_only.host", "words.read_only.seen",
+                    "words.read_only.poison" },
 };
 
 static enum kind kind_of(unsigned turn)
@@ -41,10 +39,9 @@ static unsigned char byte_of(unsigned turn)
 /* ---- The owner, in the other process --------------------------------------------------------------- */
 
 static struct {
-    struct CUstream_st *stream, *side_stream;
+    struct CUstream_st *stream;
     unsigned long long payload, word_at;
-    bxi_a64 *word;                      /* in host memory; NULL: on the device */
-    bxi_a64 *values;                    /* pinned, for copies to a word on the device */
+    bxi_a64 *word;
 } writer;
 
 static void make_writer(struct check_parcel *parcel)
@@ -54,15 +51,9 @@ static void make_writer(struct check_parcel *parcel)
     if (cu.cuStreamWriteValue64_v2 == NULL || cu.cuStreamWaitValue64_v2 == NULL)
         check_skip("the driver has no waits for words");
     writer.stream = check_stream();
-    writer.side_stream = check_stream();
     writer.payload = check_payload(0, writer.stream);
     parcel->handle = check_export(writer.payload);
-    if (check_question->variant == DEVICE_WORDS) {
-        writer.word_at = writer.payload + CHECK_PAYLOAD_BYTES;
-        writer.values = check_pinned(CHECK_PAGE_BYTES, NULL);
-        return;
-    }
-    writer.word = check_page(0, true);
+    writer.word = check_page(true);
     result = check_register_page(writer.word, 0, &writer.word_at);
     if (result != CUDA_SUCCESS)
         check_skip("the owner's page cannot be registered: %s", check_name(result));
@@ -76,59 +67,38 @@ static void write_turn(struct check_parcel *parcel)
     uint64_t value = turn + 1;
 
     check_fill(writer.payload, byte_of(turn), CHECK_PAYLOAD_BYTES, writer.stream);
-    if (kind == BY_SIDE || kind == BY_PEER)
+    if (kind == BY_HOST || kind == BY_PEER)
         check_finish(writer.stream, "while the other process waited, filling 1 MiB");
     parcel->number = check_now_ns();
-    if (kind == BY_STREAM || kind == SEEN) {
+    if (kind == BY_STREAM || kind == SEEN)
         check_need(check_write_word(writer.stream, writer.word_at, value), "cuStreamWriteValue64");
-    } else if (kind == BY_SIDE && writer.word != NULL) {
+    else if (kind == BY_HOST)
         check_store_word(writer.word, value);
-    } else if (kind == BY_SIDE) {
-        check_store_word(&writer.values[0], value);
-        check_need(cu.cuMemcpyHtoDAsync_v2(writer.word_at, (void *)writer.values, sizeof(value), writer.side_stream),
-                   "copying to the word");
-    }
 }
 
 /* ---- The waiter -------------------------------------------------------------------------------- */
 
 struct waiter {
     struct check_reader reader;         /* its stream waits */
-    struct CUstream_st *side_stream;
     unsigned long long payload, word_at;
-    bxi_a64 *writable;                  /* a mapping of the word's page; NULL: the word is on the device */
-    bxi_a64 *look;                      /* pinned, for copies of a word on the device */
+    bxi_a64 *writable;                  /* a mapping of the word's page */
     size_t differing;                   /* bytes, of all looks so far */
 };
 
 static struct waiter make_waiter(struct CUipcMemHandle_st handle)
 {
-    struct waiter waiter = { .reader = check_reader_make(), .side_stream = check_stream() };
-    bool is_read_only = check_question->variant == READ_ONLY_WORDS;
+    struct waiter waiter = { .reader = check_reader_make() };
+    bool is_read_only = check_question->variant == READ_ONLY;
     bxi_a64 *page;
     unsigned result;
 
-    waiter.look = check_pinned(CHECK_PAGE_BYTES, NULL);
     waiter.payload = check_borrow(handle);
-    if (check_question->variant == DEVICE_WORDS) {
-        waiter.word_at = waiter.payload + CHECK_PAYLOAD_BYTES;
-        return waiter;
-    }
-    waiter.writable = check_page(0, true);
-    page = is_read_only ? check_page(0, false) : waiter.writable;
+    waiter.writable = check_page(true);
+    page = is_read_only ? check_page(false) : waiter.writable;
     result = check_register_page(page, is_read_only ? CU_MEMHOSTREGISTER_READ_ONLY : 0, &waiter.word_at);
     if (result != CUDA_SUCCESS)
         check_skip("the peer's mapping cannot be registered: %s", check_name(result));
     return waiter;
-}
-
-/* As bxi_gpu_peer_died does it. */
-static void poison(struct waiter *waiter)
-{
-    if (waiter->writable != NULL)
-        check_store_word(waiter->writable, CHECK_POISON | 2);
-    else
-        check_need(check_write_word(waiter->side_stream, waiter->word_at, CHECK_POISON | 2), "poisoning the word");
 }
 
 /* Returns whether the next turn can be asked. */
@@ -174,21 +144,9 @@ static bool wait_turn(struct waiter *waiter, unsigned turn)
     check_there(write_turn, &parcel);
     if (kind_of(turn) == BY_PEER) {
         parcel.number = check_now_ns();
-        poison(waiter);
+        check_store_word(waiter->writable, CHECK_POISON | 2);       /* as bxi_gpu_peer_died does it */
     }
     return answer_wait(waiter, key, byte_of(turn), parcel.number);
-}
-
-/* The word as the host sees it; UINT64_MAX: it cannot be read. */
-static uint64_t look(struct waiter *waiter)
-{
-    if (waiter->writable != NULL)
-        return check_load_word(waiter->writable);
-    if (cu.cuMemcpyDtoHAsync_v2((void *)waiter->look, waiter->word_at, sizeof(uint64_t), waiter->side_stream) !=
-            CUDA_SUCCESS ||
-        !check_idles(waiter->side_stream, CHECK_RELEASE_MS))
-        return UINT64_MAX;
-    return check_load_word(waiter->look);
 }
 
 /* The host looks until the word has come, and then reads the payload without a wait. The last turn answers. */
@@ -202,7 +160,7 @@ static bool look_turn(struct waiter *waiter, unsigned turn)
 
     check_there(write_turn, &parcel);
     while (value < turn + 1 && check_now_ns() < end_ns)
-        value = look(waiter);
+        value = check_load_word(waiter->writable);
     if (value != turn + 1) {
         check_answer(key, CHECK_BAD, "The host does not see the word that a stream of the other process wrote.");
         return false;
@@ -236,7 +194,7 @@ static void ask_words(void)
 #define POISON_BAD "A worker's death may leave other workers' streams waiting for ever."
 
 const struct check_question check_words_host = {
-    .name = "words.host", .ask = ask_words, .variant = HOST_WORDS, .has_other = true, .opens_handles = true,
+    .name = "words.host", .ask = ask_words, .variant = WRITABLE, .has_other = true, .opens_handles = true,
     .decides = true, .limit_ms = 9000,
     .lines = {
         { "words.host.stream", "HOST_WORDS is possible.", "HOST_WORDS by writable mappings is not." },
@@ -247,7 +205,7 @@ const struct check_question check_words_host = {
 };
 
 const struct check_question check_words_read_only = {
-    .name = "words.read_only", .ask = ask_words, .variant = READ_ONLY_WORDS, .has_other = true, .opens_handles = true,
+    .name = "words.read_only", .ask = ask_words, .variant = READ_ONLY, .has_other = true, .opens_handles = true,
     .decides = true, .limit_ms = 9000,
     .lines = {
         { "words.read_only.stream", "HOST_WORDS is possible, and no peer needs a writable mapping.",
@@ -255,17 +213,6 @@ const struct check_question check_words_read_only = {
         { "words.read_only.host", "A host can release a stream.", "HOST_WORDS is not chosen." },
         { "words.read_only.seen", SEEN_GOOD, SEEN_BAD },
         { "words.read_only.poison", POISON_GOOD, POISON_BAD },
-    },
-};
-
-const struct check_question check_words_device = {
-    .name = "words.device", .ask = ask_words, .variant = DEVICE_WORDS, .has_other = true, .opens_handles = true,
-    .decides = true, .limit_ms = 9000,
-    .lines = {
-        { "words.device.stream", "DEVICE_WORDS is possible.", "DEVICE_WORDS is not." },
-        { "words.device.copy", "A copy can release a stream.", "DEVICE_WORDS is not possible." },
-        { "words.device.seen", SEEN_GOOD, SEEN_BAD },
-        { "words.device.poison", POISON_GOOD, POISON_BAD },
     },
 };
 
@@ -289,7 +236,7 @@ static void call_host(struct check_parcel *parcel)
     hold = check_hold_make();
     parcel->number = check_hold_try(&hold, stream) == CUDA_SUCCESS;
     check_fill(payload, byte_of(0), CHECK_PAYLOAD_BYTES, stream);
-    parcel->result = cu.cuLaunchHostFunc(stream, tell, (void *)check_page(0, true));
+    parcel->result = cu.cuLaunchHostFunc(stream, tell, (void *)check_page(true));
 }
 
 static void end_hold(struct check_parcel *parcel)
@@ -301,7 +248,7 @@ static void end_hold(struct check_parcel *parcel)
 static void ask_events(void)
 {
     struct check_reader reader = check_reader_make();
-    bxi_a64 *word = check_page(0, false);
+    bxi_a64 *word = check_page(false);
     struct check_parcel parcel = { 0 };
     unsigned long long payload;
     uint64_t end_ns;

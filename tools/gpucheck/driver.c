@@ -5,29 +5,18 @@
 #include "gpucheck.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 struct bxi_cuda cu;
 struct CUctx_st *check_context;
 
-int check_load(char text[BXI_CU_TEXT_BYTES])
-{
-    char number[16];
-
-    snprintf(number, sizeof(number), "%d", check_question->connections);
-    if (check_question->connections != 0)
-        setenv("CUDA_DEVICE_MAX_CONNECTIONS", number, 1);
-    return bxi_cu_load(&cu, NULL, text);
-}
-
 void check_open(void)
 {
     char text[BXI_CU_TEXT_BYTES];
     int device = 0;
 
-    if (check_load(text) < 0)
+    if (bxi_cu_load(&cu, NULL, text) < 0)
         check_give_up("%s", text);
     check_need(cu.cuDeviceGet(&device, check_device), "cuDeviceGet");
     check_need(cu.cuDevicePrimaryCtxRetain(&check_context, device), "opening the device");
@@ -130,9 +119,8 @@ void check_fill(unsigned long long address, unsigned char byte, size_t bytes, st
 
 unsigned long long check_payload(unsigned char byte, struct CUstream_st *stream)
 {
-    unsigned long long address = check_alloc(CHECK_PAYLOAD_BYTES + CHECK_PAGE_BYTES);
+    unsigned long long address = check_alloc(CHECK_PAYLOAD_BYTES);
 
-    check_fill(address, 0, CHECK_PAYLOAD_BYTES + CHECK_PAGE_BYTES, stream);
     check_fill(address, byte, CHECK_PAYLOAD_BYTES, stream);
     check_finish(stream, "filling 1 MiB");
     return address;

@@ -33,9 +33,7 @@
 /* In this order: what the verdict needs comes first. The first question says whether there is anything to ask. */
 static const struct check_question *const questions[] = {
     &check_register, &check_handle, &check_descriptor, &check_words_host, &check_words_read_only,
-    &check_words_device, &check_events, &check_queues_32, &check_boxcar, &check_queues_8, &check_queues_1,
-    &check_block,
-    &check_kill, &check_descriptor_dead, &check_kill_borrower, &check_share,
+    &check_events, &check_queues, &check_boxcar, &check_kill, &check_descriptor_dead, &check_kill_borrower,
     &check_devices, &check_nvrtc, &check_cublas, &check_cudnn,
 };
 
@@ -52,7 +50,7 @@ static void help(void)
          "others.\n\n"
          "A line for each answer: a verdict, the question's name, what was found, and what it means for\n"
          "Boxcar. At the end, the order that Boxcar will use between streams of two processes\n"
-         "(HOST_WORDS, DEVICE_WORDS or EVENTS), and why.\n\n"
+         "(HOST_WORDS or EVENTS), and why.\n\n"
          "  good       as Boxcar expects\n"
          "  bad        not so; Boxcar does without, or works more slowly, as the line says\n"
          "  note       a fact or a figure\n"
@@ -61,8 +59,8 @@ static void help(void)
          "  unknown    there was no answer: a call hung, the process crashed, or the time was over\n\n"
          "  --device   which GPU (0)\n"
          "  --only     only the questions whose names begin with NAME: driver, register, handle,\n"
-         "             descriptor, words.host, words.read_only, words.device, events, queues.32, boxcar, queues.8,\n"
-         "             queues.1, block, kill, borrower, share, devices, nvrtc, cublas, cudnn;\n"
+         "             descriptor, words.host, words.read_only, events, queues, boxcar,\n"
+         "             kill, borrower, devices, nvrtc, cublas, cudnn;\n"
          "             or order: those that decide which order is used\n"
          "  --json     one JSON object instead of the lines\n"
          "  --help, --version\n\n"

@@ -18,7 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CHECK_LINES 14                  /* of one question, at most */
+#define CHECK_LINES 8                   /* of one question, at most */
 #define CHECK_TEXT_BYTES 360
 #define CHECK_PAGE_BYTES 4096u
 #define CHECK_PAYLOAD_BYTES ((size_t)1 << 20)
@@ -54,7 +54,6 @@ struct check_question {
     bool decides;                       /* the verdict needs its answers */
     bool opens_handles;                 /* it cannot be asked where that hangs */
     int variant;                        /* for functions that serve several questions */
-    int connections;                    /* CUDA_DEVICE_MAX_CONNECTIONS; 0: as Boxcar sets it */
     struct check_line lines[CHECK_LINES + 1];
 };
 
@@ -126,17 +125,14 @@ void check_there(check_step_fn step, struct check_parcel *parcel);
 void check_bring_back(const struct check_parcel *parcel);
 /* Kills the other process and waits for its end: its descriptors are closed then. */
 void check_kill_other(void);
-/* Maps one page of the file in /dev/shm that both processes have: 0 or 1. */
-bxi_a64 *check_page(unsigned page, bool is_writable);
+/* Maps the page in /dev/shm that both processes have. */
+bxi_a64 *check_page(bool is_writable);
 
 /* ---- driver.c ---------------------------------------------------------------------------------- */
 
 extern struct bxi_cuda cu;                              /* this process's driver */
 extern struct CUctx_st *check_context;
 
-/* Loads and starts the driver, with CUDA_DEVICE_MAX_CONNECTIONS as Boxcar sets it, or as the question wants. 0, or a
- * code and a sentence. */
-int check_load(char text[BXI_CU_TEXT_BYTES]);
 /* Opens the device: the driver, its primary context, current on this thread. */
 void check_open(void);
 /* "CUDA_ERROR_NAME (number)", until the next call of this thread. */
@@ -160,7 +156,7 @@ bool check_idles(struct CUstream_st *stream, unsigned ms);
 bool check_is_waiting(struct CUstream_st *stream);      /* it is not idle now */
 /* Fills bytes with a byte on the stream; gives up if it cannot. */
 void check_fill(unsigned long long address, unsigned char byte, size_t bytes, struct CUstream_st *stream);
-/* A new allocation: a payload that is filled with the byte, and behind it a page of zeros for words. */
+/* A new allocation: a payload that is filled with the byte. */
 unsigned long long check_payload(unsigned char byte, struct CUstream_st *stream);
 /* The number of bytes that differ from byte. */
 size_t check_differing(const unsigned char *bytes, size_t count, unsigned char byte);
@@ -221,13 +217,11 @@ bool check_is_refused(void);
 extern const struct check_question check_driver;                        /* ask_driver.c */
 extern const struct check_question check_register, check_handle;        /* ask_memory.c */
 extern const struct check_question check_descriptor, check_descriptor_dead;                     /* ask_descriptor.c */
-extern const struct check_question check_words_host, check_words_read_only, check_words_device; /* ask_words.c */
+extern const struct check_question check_words_host, check_words_read_only;                     /* ask_words.c */
 extern const struct check_question check_events;
-extern const struct check_question check_queues_1, check_queues_8, check_queues_32;             /* ask_queues.c */
+extern const struct check_question check_queues;                        /* ask_queues.c */
 extern const struct check_question check_boxcar;                        /* ask_boxcar.c */
-extern const struct check_question check_block;                         /* ask_block.c */
 extern const struct check_question check_kill, check_kill_borrower; /* ask_death.c */
-extern const struct check_question check_share;                         /* ask_share.c */
 extern const struct check_question check_devices;                       /* ask_devices.c */
 extern const struct check_question check_nvrtc, check_cublas, check_cudnn;                      /* ask_libraries.c */
 

@@ -246,10 +246,10 @@ static _Noreturn void run_steps(void)
     _exit(0);
 }
 
-bxi_a64 *check_page(unsigned page, bool is_writable)
+bxi_a64 *check_page(bool is_writable)
 {
     void *memory = mmap(NULL, CHECK_PAGE_BYTES, is_writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED,
-                        page_file, (off_t)page * CHECK_PAGE_BYTES);
+                        page_file, 0);
 
     if (memory == MAP_FAILED)
         check_give_up("a page of shared memory cannot be mapped");
@@ -264,7 +264,7 @@ static _Noreturn void run_question(void)
     int sockets[2];
 
     page_file = open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (page_file < 0 || ftruncate(page_file, (off_t)2 * CHECK_PAGE_BYTES) < 0)
+    if (page_file < 0 || ftruncate(page_file, CHECK_PAGE_BYTES) < 0)
         check_give_up("there is no shared memory: %s", strerror(errno));
     if (check_question->has_other) {
         if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) < 0 || (other_pid = fork_bound()) < 0)

@@ -6,6 +6,7 @@
 #include "gpucheck.h"
 
 #include "gpu/cuda_driver.h"
+#include "gpu/shared.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -41,7 +42,7 @@ bool check_is_refused(void)
 
 const char *check_order_name(unsigned order)
 {
-    static const char *const names[] = { "none", "HOST_WORDS", "DEVICE_WORDS", "EVENTS" };
+    static const char *const names[] = { "none", "HOST_WORDS", "EVENTS" };
 
     return names[order < sizeof(names) / sizeof(names[0]) ? order : 0];
 }
@@ -50,7 +51,7 @@ static const char *meaning_of(unsigned order)
 {
     static const char *const meanings[] = {
         "", "streams of two processes wait for each other by words in /dev/shm, and no host waits",
-        "streams wait for words in device memory", "hosts wait for words that hosts write when the driver calls them",
+        "hosts wait for words that hosts write when the driver calls them",
     };
 
     return meanings[order];
@@ -61,8 +62,7 @@ static const char *meaning_of(unsigned order)
 static const char *line_of(unsigned order)
 {
     const char *const lines[] = {
-        NULL, is_good("register.read_only") ? "words.read_only.stream" : "words.host.stream", "words.device.stream",
-        "events",
+        NULL, is_good("register.read_only") ? "words.read_only.stream" : "words.host.stream", "events",
     };
 
     return lines[order];
@@ -88,7 +88,8 @@ const char *check_order(char why[CHECK_TEXT_BYTES])
         snprintf(why, CHECK_TEXT_BYTES, "Boxcar has chosen no order: see boxcar.order.");
     else
         snprintf(why, CHECK_TEXT_BYTES, "Boxcar will use %s: %s.%s%s%s%s Memory goes %s.", check_order_name(order),
-                 meaning_of(order), order > 2 && is_few ? " Not words: CUDA_DEVICE_MAX_CONNECTIONS is below 4." : "",
+                 meaning_of(order),
+                 order == BXI_GPU_EVENTS && is_few ? " Not words: CUDA_DEVICE_MAX_CONNECTIONS is below 4." : "",
                  line != NULL && !is_good(line) ? " Not borne out across processes: see " : "",
                  line != NULL && !is_good(line) ? line : "", line != NULL && !is_good(line) ? "." : "",
                  goes_by_fd() ? "as file descriptors, which borrowers map for reading only"

@@ -51,7 +51,7 @@ void stat_check_hists(const struct stat_check *check);
 void stat_check_objects(const struct stat_check *check);
 void stat_check_remotes(const struct stat_check *check);
 
-/* check_gpu.c: its device memory, and what it holds of others' (G1 to G4, G6, G7). */
+/* check_gpu.c: its device memory, and what it holds of others' (G1, G2, G4, G6, G7). */
 void stat_check_gpu(const struct stat_check *check);
 
 #endif

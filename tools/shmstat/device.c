@@ -113,7 +113,7 @@ bool stat_lane_is_poisoned(const struct stat_gpu *gpu, int lane)
 
 const char *stat_order_name(uint32_t order)
 {
-    static const char *const names[] = { NULL, "host_words", "device_words", "events" };
+    static const char *const names[] = { NULL, "host_words", "events" };
 
     return order <= BXI_GPU_EVENTS ? names[order] : "unknown";
 }

@@ -153,14 +153,10 @@ GPU_PAIR(gpu_share, follows_words_in_device_memory_where_no_page_can_be_register
 
 /* Discrete x86 cards are reported to register nothing read-only: the words are then registered through a writable
  * mapping, and the order stays the same. */
-Test(gpu_share, waits_for_words_in_host_memory_without_read_only_registration, .timeout = 120)
-{
-    gpu_world(GPU_FAKE);
-    fake_skip_without_words("no words are chosen");
-    setenv("FAKE_CUDA_NO_READ_ONLY", "1", 1);
-    setenv("FAKE_CUDA_DELAY_US", "3000", 1);    /* so that waits are put on streams */
-    gpu_run(2, (gpu_fn[]){ quiet_owner, quiet_borrower });
-}
+GPU_PAIR(gpu_share, waits_for_words_in_host_memory_without_read_only_registration, 120,
+         (fake_skip_without_words("no words are chosen"), setenv("FAKE_CUDA_NO_READ_ONLY", "1", 1),
+          setenv("FAKE_CUDA_DELAY_US", "3000", 1), GPU_FAKE),      /* so that waits are put on streams */
+         quiet_owner, quiet_borrower);
 
 /* ---- Maps ------------------------------------------------------------------------------------ */
 

@@ -137,63 +137,6 @@ static void finds_no_fd_server(void)
 
 GPU_PAIR(gpu_export, says_that_the_network_namespace_differs, 60, GPU_FAKE, has_another_network, finds_no_fd_server);
 
-/* ---- Many loans ------------------------------------------------------------------------------ */
-
-#define LOANS 200
-
-/* Each loan is in a slab of its own, which is freed before the next. */
-static void lends_many(void)
-{
-    int before = 0;
-
-    gpu_start_beside(0, 1);
-    for (uint32_t i = 1; i <= LOANS; i++) {
-        struct bxi_gpu_block *block = lend(2 * GPU_MIB, (unsigned char)i, 0);
-
-        gpu_post(LENT);
-        gpu_await(HELD, i);
-        bxi_gpu_free(block);
-        bxi_gpu_trim(gpu_device);
-        while (bxi_gpu_poll(gpu) > 0)
-            sched_yield();
-        if (i == 10)
-            before = open_descriptors();
-    }
-    GPU_EQ(open_descriptors(), before);
-    gpu_post(LAST);
-    gpu_end();
-}
-
-static void borrows_many(void)
-{
-    int before = 0;
-
-    gpu_start_beside(1, 0);
-    for (uint32_t i = 1; i <= LOANS; i++) {
-        struct bxi_gpu_map *map;
-        uint64_t address;
-
-        gpu_await(LENT, i);
-        address = borrow(0, 0, &map);
-        GPU_CHECK(gpu_holds(gpu_lane, address, (unsigned char)i, 2 * GPU_MIB));
-        if (i > 10)
-            GPU_EQ(open_descriptors(), before + 1);     /* that of the tests' driver; a mapping needs none */
-        bxi_gpu_map_put(map);
-        gpu_post(HELD);
-        while (bxi_gpu_poll(gpu) == 0 && gpu_counters().maps > 0)
-            sched_yield();
-        gpu_poll_until_nothing_is_left();
-        if (i == 10)
-            before = open_descriptors();
-    }
-    GPU_EQ(open_descriptors(), before);
-    gpu_await(LAST, 1);
-    gpu_end();
-}
-
-GPU_PAIR(gpu_export, leaves_no_descriptor_open, 60, (setenv("FAKE_CUDA_DELAY_US", "20", 1), GPU_FAKE), lends_many,
-         borrows_many);
-
 /* ---- Deaths ---------------------------------------------------------------------------------- */
 
 static void lends_and_dies(void)

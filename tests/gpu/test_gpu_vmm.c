@@ -232,6 +232,7 @@ static void maps_where_the_driver_fails(void)
     }
     GPU_EQ(vmm->mapped, 0);
     GPU_EQ(vmm->reserved, 0);
+    GPU_EQ(open_descriptors(), before);
     gpu_end();
 }
 

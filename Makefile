@@ -165,9 +165,8 @@ AUTOGRAD_PROGRAMS := cartpole rnn pipeline
 # Criterion does not start under ThreadSanitizer: there tests/tsan/ runs the tests.
 RUNNER_SRCS := $(if $(filter tsan,$(CONFIG)),tests/tsan/criterion.c)
 RUNNER_LIBS  = $(if $(filter tsan,$(CONFIG)),,$(shell $(PKG_CONFIG) --libs criterion))
-# Without GPU code the tests of it have nothing to link with; test_gpu_stub.c says what there is instead.
-GPU_TESTS   := $(filter-out tests/gpu/test_gpu_stub.c,$(wildcard tests/gpu/*.c tests/device/*.c tests/*/test_*_cuda.c \
-	tests/tools/test_shmstat_gpu_check.c))
+# Without GPU code the tests of it have nothing to link with.
+GPU_TESTS   := $(wildcard tests/gpu/*.c tests/device/*.c tests/*/test_*_cuda.c tests/tools/test_shmstat_gpu_check.c)
 unit_SRCS   := $(filter-out $(if $(filter 0,$(CUDA)),$(GPU_TESTS)),\
 	$(wildcard $(patsubst %,tests/%/*.c,shm gpu $(ROOMS) nn autograd demos tools harness))) \
 	$(filter-out $(foreach p,$(PROGRAMS),$(firstword $($(p)_SRCS))),$(wildcard demos/*/*.c)) \
@@ -176,7 +175,7 @@ unit_SRCS   := $(filter-out $(if $(filter 0,$(CUDA)),$(GPU_TESTS)),\
 # Criterion's own libraries are many, so tests/tsan/ runs these tests too. oneDNN has no static library in Debian, so
 # the networks are not here.
 BARE_SRCS   := $(if $(filter 0,$(CUDA)),, \
-	$(filter-out tests/gpu/test_gpu_stub.c,$(wildcard tests/gpu/*.c tests/device/*.c)) \
+	$(wildcard tests/gpu/*.c tests/device/*.c) \
 	$(filter-out tests/harness/twin.c tests/harness/test_%,$(wildcard tests/harness/*.c)) tests/tsan/criterion.c)
 BARE_LIBS   := -static-libgcc -l:liburing.a -lm
 BARE        := $(if $(and $(BARE_SRCS),$(filter release debug,$(CONFIG))),$(B)/gpu/unit $(B)/gpu/tensor_ipc)

@@ -132,13 +132,18 @@ finish()    # waits for all; sets $statuses in the order of their starts, and $l
     left=$(find /dev/shm "$dir/boxcar" -name "*$BX_JOB*" 2>/dev/null)
 }
 
-run_job()   # run_job WORLD_SIZE PROGRAM FLAGS...
+begin_all() # begin_all WORLD_SIZE PROGRAM FLAGS...
 {
     new_job $1
     shift
     for rank in $(seq 0 $((BX_WORLD_SIZE - 1))); do
         begin_rank $rank "$@"
     done
+}
+
+run_job()   # run_job WORLD_SIZE PROGRAM FLAGS...
+{
+    begin_all "$@"
     finish
 }
 
@@ -158,6 +163,13 @@ prints()    # prints OUT PATTERN
 ready()     # ready OUT LINE
 {
     soon prints $1 "^$2"
+}
+
+all_ready() # all_ready LINE: of each rank
+{
+    for rank in $(seq 0 $((BX_WORLD_SIZE - 1))); do
+        ready $rank $1 || return 1
+    done
 }
 
 # ---- Two network namespaces ---------------------------------------------------------------------------------
@@ -211,15 +223,10 @@ part_once() # part_once END MS [HOW]
     dead=0
     test $how != down -a $how != stopped || mode=part
     test $how != headless -a $how != beheaded || dead=137
-    new_job 4
-    test $how != down -a $how$((count / 2 % 2)) != beheaded0 || silent=
     rm -f "$dir/down"
-    for rank in 0 1 2 3; do
-        begin_rank $rank "$net_end" $mode "$dir/down" $2
-    done
-    for rank in 0 1 2 3; do
-        ready $rank ready || return 1
-    done
+    begin_all 4 "$net_end" $mode "$dir/down" $2
+    test $how != down -a $how$((count / 2 % 2)) != beheaded0 || silent=
+    all_ready ready || return 1
     sleep 0.$((count % 3 + 1))
     test $how != stopped || kill -STOP $pid_3
     is_down                             # ip may take seconds while others make namespaces
@@ -229,9 +236,7 @@ part_once() # part_once END MS [HOW]
     is_down
     test $how != stopped || { sleep 3; kill -CONT $pid_3; }
     if [ $how = healed ]; then
-        for rank in 0 1 2 3; do
-            ready $rank lost
-        done
+        all_ready lost
         ip -n $1 neigh del $(other_of $1) dev $1
         rm "$dir/down"
     fi

@@ -60,17 +60,6 @@ Test(cartpole, falls_at_twelve_degrees_and_off_the_rail)
     cr_assert(pole.fell);
 }
 
-Test(cartpole, ends_at_500_steps_without_falling)
-{
-    struct cartpole pole;
-
-    cartpole_reset(&pole, 1, 1, 0);
-    while (!pole.done)
-        cartpole_step(&pole, pole.state[2] + 0.5 * pole.state[3] > 0.0);
-    cr_assert_eq(pole.steps, 500);
-    cr_assert_not(pole.fell);
-}
-
 static int balance(const float state[4], void *context)
 {
     *(size_t *)context += 1;
@@ -129,17 +118,6 @@ Test(cartpole, returns_are_summed_within_each_pole)
         cr_assert_float_eq(returns[i], 2.0 - ldexp(1.0, -(int)(end - 1 - i)), 1e-6);
     cr_assert_gt(returns[end], 1.5f);
     cr_assert_eq(returns[63], 1.0f);
-}
-
-Test(cartpole, reset_numbers_go_on_through_episodes)
-{
-    struct cartpole_player player = { .seed = 1, .rank = 1, .gamma = 1.0 };
-    float returns[10];
-    size_t asked = 0;
-
-    cartpole_play(&player, 1, returns, balance, &asked);
-    cartpole_play(&player, 1, returns, balance, &asked);
-    cr_assert_eq(player.resets, 2);
 }
 
 Test(cartpole, gives_up_with_the_code_of_the_chooser)

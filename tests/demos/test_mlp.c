@@ -198,33 +198,6 @@ static void backward_by_hand(const struct mlp *mlp, const struct policy_row *row
     }
 }
 
-Test(mlp, forward_agrees_with_plain_loops_in_double)
-{
-    static struct policy_row rows[ROWS];
-    static struct by_hand hand;
-    float weight[ROWS];
-
-    for (size_t shape = 0; shape < SHAPE_COUNT; shape++) {
-        struct mlp *mlp = mlp_create(&SHAPES[shape], 5);
-        double least = 1.0, most = 0.0;
-
-        cr_assert_not_null(mlp);
-        make_rows(rows, weight, ROWS);
-        act(mlp, rows, ROWS);
-        for (size_t i = 0; i < ROWS; i++) {
-            double want = forward_by_hand(mlp, &rows[i], &hand);
-
-            cr_assert_float_eq(rows[i].prob[1], want, 1e-6, "shape %zu, row %zu", shape, i);
-            cr_assert_float_eq(rows[i].prob[0], 1.0 - want, 1e-6, "shape %zu, row %zu", shape, i);
-            cr_assert_float_eq(rows[i].log_prob, log(rows[i].action == 1 ? want : 1.0 - want), 1e-5);
-            least = fmin(least, want);
-            most = fmax(most, want);
-        }
-        cr_assert_gt(most - least, 0.005, "shape %zu: the rows differ by %g", shape, most - least);
-        mlp_destroy(mlp);
-    }
-}
-
 /* Compares a layer's gradient: the error may be 1e-5 of the layer's greatest element. */
 static void check_layer(const struct mlp *mlp, const struct mlp_layer *layer, const double *want)
 {
@@ -239,7 +212,25 @@ static void check_layer(const struct mlp *mlp, const struct mlp_layer *layer, co
                            want[i]);
 }
 
-Test(mlp, gradient_agrees_with_plain_loops_in_double)
+/* Compares the probabilities, which differ from row to row. */
+static void check_forward(const struct mlp *mlp, const struct policy_row *rows, size_t shape)
+{
+    static struct by_hand hand;
+    double least = 1.0, most = 0.0;
+
+    for (size_t i = 0; i < ROWS; i++) {
+        double want = forward_by_hand(mlp, &rows[i], &hand);
+
+        cr_assert_float_eq(rows[i].prob[1], want, 1e-6, "shape %zu, row %zu", shape, i);
+        cr_assert_float_eq(rows[i].prob[0], 1.0 - want, 1e-6, "shape %zu, row %zu", shape, i);
+        cr_assert_float_eq(rows[i].log_prob, log(rows[i].action == 1 ? want : 1.0 - want), 1e-5);
+        least = fmin(least, want);
+        most = fmax(most, want);
+    }
+    cr_assert_gt(most - least, 0.005, "shape %zu: the rows differ by %g", shape, most - least);
+}
+
+Test(mlp, forward_and_gradient_agree_with_plain_loops_in_double)
 {
     static struct policy_row rows[ROWS];
     float weight[ROWS];
@@ -251,6 +242,8 @@ Test(mlp, gradient_agrees_with_plain_loops_in_double)
         cr_assert_not_null(want);
         make_rows(rows, weight, ROWS);
         act(mlp, rows, ROWS);
+        cr_assert_eq(mlp->dropout.scale, policy_dropout(POLICY_DROPOUT).scale);
+        check_forward(mlp, rows, shape);
         for (size_t i = 0; i < ROWS; i++)
             backward_by_hand(mlp, &rows[i], weight[i], want);
         for (int again = 0; again < 2; again++) {
@@ -263,7 +256,7 @@ Test(mlp, gradient_agrees_with_plain_loops_in_double)
     }
 }
 
-/* ---- First values and dropout -------------------------------------------------------------------------- */
+/* ---- First values -------------------------------------------------------------------------------------- */
 
 Test(mlp, first_parameters_are_uniform_within_one_over_root_fan_in)
 {
@@ -289,29 +282,5 @@ Test(mlp, first_parameters_are_uniform_within_one_over_root_fan_in)
         /* Five standard errors of the mean of a uniform number. */
         cr_assert_float_eq(sum / (double)count, 0.0, 5.0 * bound / sqrt(3.0 * (double)count));
     }
-    mlp_destroy(mlp);
-}
-
-Test(mlp, dropout_drops_six_of_ten_units_of_the_first_layer_only)
-{
-    static struct policy_row rows[ROWS];
-    float weight[ROWS];
-    struct mlp *mlp = mlp_create(&(struct mlp_shape){ 2, { 256, 16 } }, 1);
-    size_t kept[2] = { 0, 0 };
-
-    cr_assert_not_null(mlp);
-    for (size_t i = 0; i < 2; i++)      /* positive without dropout */
-        for (size_t at = mlp->layer[i].weights; at < mlp->layer[i].biases + mlp->layer[i].units; at++)
-            mlp->params[at] = at < mlp->layer[i].biases ? 0.0f : 1.0f;
-    make_rows(rows, weight, ROWS);
-    for (size_t row = 0; row < ROWS; row++) {
-        act(mlp, &rows[row], 1);
-        for (size_t i = 0; i < 2; i++)
-            for (size_t unit = 0; unit < mlp->layer[i].units; unit++)
-                kept[i] += mlp->layer[i + 1].in[unit] > 0.0f;
-    }
-    /* 76,800 draws: a standard error of 0.0018. */
-    cr_assert_float_eq((double)kept[0] / (ROWS * 256), 0.4, 0.009);
-    cr_assert_eq(kept[1], ROWS * 16);
     mlp_destroy(mlp);
 }

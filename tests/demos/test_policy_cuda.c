@@ -52,6 +52,21 @@ static int differences(struct learner *cpu, struct learner *gpu, uint64_t episod
     return count;
 }
 
+/* What was stored is equal where the action is. */
+static void expect_same_rows(const struct learner *cpu, const struct learner *gpu)
+{
+    for (size_t i = 0; i < OBSERVERS * STEPS; i++) {
+        const struct policy_row *want = &cpu->rows[i], *got = &gpu->rows[i];
+
+        cr_assert_arr_eq(got->state, want->state, sizeof(want->state));
+        cr_assert_arr_eq(got->keep, want->keep, sizeof(want->keep));
+        cr_assert_float_eq(got->prob[0], want->prob[0], 1e-6f);
+        cr_assert_float_eq(got->prob[1], want->prob[1], 1e-6f);
+        if (got->action == want->action)
+            cr_assert_float_eq(got->log_prob, want->log_prob, 1e-5f);
+    }
+}
+
 static void give_returns(struct learner *learner)
 {
     float returns[STEPS];
@@ -72,7 +87,7 @@ static void expect_near(const struct policy_params *a, const struct policy_param
 
 TestSuite(policy_cuda, .timeout = 600);
 
-Test(policy_cuda, decides_as_on_the_cpu_with_the_parameters_of_each_update)
+Test(policy_cuda, decides_and_stores_as_on_the_cpu_with_the_parameters_of_each_update)
 {
     struct learner cpu, gpu;
     float tolerance;
@@ -85,6 +100,7 @@ Test(policy_cuda, decides_as_on_the_cpu_with_the_parameters_of_each_update)
         int differ = differences(&cpu, &gpu, episode);
 
         cr_expect(device_is_real() ? differ <= 2 : differ == 0, "%d of %d", differ, OBSERVERS * STEPS);
+        expect_same_rows(&cpu, &gpu);
         give_returns(&cpu);
         give_returns(&gpu);
         cr_assert_eq(learner_update(&cpu), 0);
@@ -95,28 +111,6 @@ Test(policy_cuda, decides_as_on_the_cpu_with_the_parameters_of_each_update)
         /* Start again from equal parameters: one action that differs would change the whole episode. */
         gpu.policy = cpu.policy;
         cr_assert_eq(policy_gpu_write(gpu.gpu, &gpu.policy), 0);
-    }
-    learner_fini(&cpu);
-    learner_fini(&gpu);
-}
-
-Test(policy_cuda, stores_the_values_that_the_gradient_needs)
-{
-    struct learner cpu, gpu;
-
-    device_world(DEVICE_ANY);
-    make(&cpu, false);
-    make(&gpu, true);
-    differences(&cpu, &gpu, 5);
-    for (size_t i = 0; i < OBSERVERS * STEPS; i++) {
-        const struct policy_row *want = &cpu.rows[i], *got = &gpu.rows[i];
-
-        cr_assert_arr_eq(got->state, want->state, sizeof(want->state));
-        cr_assert_arr_eq(got->keep, want->keep, sizeof(want->keep));
-        cr_assert_float_eq(got->prob[0], want->prob[0], 1e-6f);
-        cr_assert_float_eq(got->prob[1], want->prob[1], 1e-6f);
-        if (got->action == want->action)
-            cr_assert_float_eq(got->log_prob, want->log_prob, 1e-5f);
     }
     learner_fini(&cpu);
     learner_fini(&gpu);

@@ -492,44 +492,6 @@ Test(resnet, first_parameters_are_drawn_as_torchvision_draws_them)
     end(&t);
 }
 
-/* The parameters of the two parts in a row are those of the whole network. */
-static void check_parts(enum resnet_kind kind)
-{
-    const struct resnet_input input = { 2, 33, 64, 30 };
-    struct trainer whole = { .file = NULL }, part = { .file = NULL };
-    size_t at = 0;
-
-    make_net(&whole, kind, &input);
-    make_model(&whole);
-    resnet_init(whole.net, 0, 9, whole.here_at);
-    for (int i = RESNET_FRONT; i <= RESNET_BACK; i++) {
-        cr_assert_eq(bx_net_create(NULL, &part.net), 0, "%s", bx_error_text());
-        cr_assert_eq(resnet_build(part.net, kind, (enum resnet_part)i, &input), 0, "%s", bx_error_text());
-        part.params = bx_net_params(part.net);
-        part.elements = bx_net_param_elements(part.net);
-        make_model(&part);
-        cr_assert_eq(resnet_first_param(kind, (enum resnet_part)i), at);
-        resnet_init(part.net, at, 9, part.here_at);
-        for (size_t k = 0; k < part.params; k++, at++) {
-            const struct bx_net_param_info *param = bx_net_param(part.net, k);
-
-            cr_assert_str_eq(param->name, bx_net_param(whole.net, at)->name);
-            cr_assert_eq(memcmp(part.here_at[k], whole.here_at[at], param->elements * sizeof(float)), 0, "%s",
-                         param->name);
-        }
-        end(&part);
-        part = (struct trainer){ .file = NULL };
-    }
-    cr_assert_eq(at, whole.params);
-    end(&whole);
-}
-
-Test(resnet, two_parts_have_the_parameters_of_the_whole)
-{
-    check_parts(RESNET_18);
-    check_parts(RESNET_50);
-}
-
 Test(resnet, an_input_that_makes_no_network_is_an_error)
 {
     struct bx_net *net = NULL;

@@ -6,6 +6,7 @@
  */
 #include "device_fixture.h"
 #include "tests/gpu/fake_library.h"
+#include "tests/harness/loans.h"
 
 enum gate { OPEN = 0, LATE, GO, DEAD, CLOSED, FREED, FINISHED };
 enum value { PASSED, PASSED_BYTES, COPIED, COPIED_TENSORS };
@@ -20,41 +21,6 @@ static struct bx_tensor *kept;
 static uint64_t *late;
 
 /* ---- Handlers -------------------------------------------------------------------------------------------- */
-
-/* value, the way, a tensor. The way has ranks, and last a function: "23keep" for worker2, which passes it to worker3's
- * keep. "+" before a rank: only the elements from 100 on. Answers what the function answers. */
-HARNESS_HANDLER(pass_on)
-{
-    int64_t first = bx_read_i64(args), from = 0;
-    const char *way = bx_read_str(args);
-    struct bx_tensor *tensor = bx_read_tensor(args), *part = NULL;
-    struct bx_msg *on, *answer = NULL;
-    struct bx_reader reader;
-    char to[] = "worker0";
-    bool is_last;
-    int rc;
-
-    if (*way == '+') {
-        from = 100;
-        way++;
-    }
-    is_last = way[1] > '9';
-    to[6] = way[0];
-    on = harness_msg_i64(first + from);
-    if (!is_last)
-        bx_msg_put_str(on, way + 1);
-    HARNESS_EQ(bx_tensor_slice(tensor, 0, from, bx_tensor_dim(tensor, 0), 1, &part), 0);
-    bx_msg_put_tensor(on, part);
-    bx_tensor_release(part);
-    rc = bx_rpc_sync(bx_request_job(request), to, is_last ? way + 1 : "pass_on", on, NULL, &answer);
-    bx_msg_destroy(on);
-    if (rc < 0)
-        return rc;
-    reader = bx_msg_reader(answer);
-    bx_msg_put_i64(reply, bx_read_i64(&reader));
-    bx_msg_destroy(answer);
-    return 0;
-}
 
 /* Answers how many elements of the tensor are wrong. */
 HARNESS_HANDLER(look)
@@ -134,7 +100,7 @@ HARNESS_HANDLER(count)
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_REGISTER(job, HARNESS_BLOCKING("pass_on", pass_on), HARNESS_INLINE("look", look),
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("pass_on", loans_pass_on), HARNESS_INLINE("look", look),
                      HARNESS_INLINE("keep", keep), HARNESS_BLOCKING("drop_late", drop_late),
                      HARNESS_INLINE("open_gate", open_gate), HARNESS_BLOCKING("drop", drop),
                      HARNESS_BLOCKING("make", make), HARNESS_BLOCKING("fetch", fetch), HARNESS_INLINE("count", count));

@@ -94,9 +94,7 @@ run_job 2 "$net_full" bound
 check 'a worker that may lend next to nothing is sent tensors' all_done
 run_job 2 "$net_full" room
 check 'what an arena has no room for is an error of its call' all_done
-new_job 2
-begin_rank 0 "$net_full" stuck
-begin_rank 1 "$net_full" stuck
+begin_all 2 "$net_full" stuck
 soon has_ended $pid_0
 kill -KILL $pid_1
 finish
@@ -165,12 +163,9 @@ value()     # value KEY: of the JSON that was printed last, the first one
     sed -n "s/^ *\"$1\": \(.*[^,]\),*\$/\1/p" "$dir/out" | head -n 1
 }
 
-new_job 4
 rm -f "$dir/go"
 export UCX_TLS=sm,posix,cma,tcp         # and the transport is tcp
-for rank in 0 1 2 3; do
-    begin_rank $rank "$net_end" hold "$dir/go"
-done
+begin_all 4 "$net_end" hold "$dir/go"
 unset UCX_TLS
 ready 1 ready
 there=$BX_JOB.h1
@@ -321,9 +316,7 @@ check 'and the job starts' all_done
 
 # Worker 1 listens for a link of the next hub, with room for 1024 that wait.
 rm -f "$dir/go"
-new_job 2
-begin_rank 0 "$net_end" hold "$dir/go"
-begin_rank 1 "$net_end" hold "$dir/go"
+begin_all 2 "$net_end" hold "$dir/go"
 ready 1 ready
 address=127.0.0.1
 port=$(ss -H -ltnp | awk -v worker="pid=$pid_1," 'index($0, worker) && $3 == 1024 { sub(".*:", "", $4); print $4 }')
@@ -595,12 +588,9 @@ check 'an address of a link without its interface is refused' prints 1 \
     "cannot start: -EINVAL: BX_ROOT='.$at.:$port' is no address to connect to"
 
 # The next hub has no port left to connect from: nobody is dead for that.
-new_job 3
 touch "$dir/prepares"
-for rank in 0 1 2; do
-    begin_rank $rank env BX_LOG=warn "$net_end" die 0 500
-done
-ready 0 started && ready 1 started && ready 2 started
+begin_all 3 env BX_LOG=warn "$net_end" die 0 500
+all_ready started
 taken=$(ip netns exec $second ss -H -ltn | sed -n '1s/.*:\([0-9]*\) .*/\1/p')
 ip netns exec $second sysctl -q -w net.ipv4.ip_local_port_range="$taken $taken"
 rm "$dir/prepares"
@@ -612,14 +602,9 @@ unset BX_NET_TIMEOUT_MS
 
 # The first message to a host that is silent waits for nothing but the news of it.
 export BX_NET_TIMEOUT_MS=500
-new_job 5
 rm -f "$dir/down"
-for rank in 0 1 2 3 4; do
-    begin_rank $rank "$net_end" first "$dir/down" 5000
-done
-for rank in 0 1 2 3 4; do
-    ready $rank ready
-done
+begin_all 5 "$net_end" first "$dir/down" 5000
+all_ready ready
 cut_off $first silent
 cut_off $second silent
 is_down
@@ -630,14 +615,9 @@ done
 check 'a first call to a host that is silent ends when the host is lost' all_done
 
 # Workers 1 and 3 are in their shutdown and wait for worker 2 when rank 0 dies, and then the host of both is silent.
-new_job 4
 rm -f "$dir/down"
-for rank in 0 1 2 3; do
-    begin_rank $rank "$net_end" leave "$dir/down"
-done
-for rank in 0 1 2 3; do
-    ready $rank ready
-done
+begin_all 4 "$net_end" leave "$dir/down"
+all_ready ready
 sleep 1
 kill -KILL $pid_0
 sleep 1
@@ -657,10 +637,8 @@ for end in $first $second; do
 done
 check 'what was lost for a partition stays so when there is none any more' part_once $second 3000 healed
 if tc -n $second qdisc add dev $second root tbf rate 500mbit burst 1mb latency 50ms 2>"$dir/err"; then
-    new_job 2
-    begin_rank 0 "$net_full" silenced
-    begin_rank 1 "$net_full" silenced
-    ready 0 ready && ready 1 ready
+    begin_all 2 "$net_full" silenced
+    all_ready ready
     for end in $first $second; do
         cut_off $end silent
     done

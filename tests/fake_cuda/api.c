@@ -198,34 +198,6 @@ unsigned cuDeviceGetUuid_v2(struct CUuuid_st *uuid, int device)
     return CUDA_SUCCESS;
 }
 
-/* Attributes that gpu/ does not use, as far as a program that describes a device asks for them; by their numbers, so
- * that cuda_api.h may name them later. */
-static unsigned other_attribute(int *value, unsigned attribute, int device)
-{
-    switch (attribute) {
-    case 16: *value = 132; break;                                       /* MULTIPROCESSOR_COUNT */
-    case 18: *value = 0; break;                                         /* INTEGRATED */
-    case 19: *value = 1; break;                                         /* CAN_MAP_HOST_MEMORY */
-    case 31: *value = 1; break;                                         /* CONCURRENT_KERNELS */
-    case 33: *value = device + 1; break;                                /* PCI_BUS_ID */
-    case 34: *value = 0; break;                                         /* PCI_DEVICE_ID */
-    case 40: *value = 3; break;                                         /* ASYNC_ENGINE_COUNT */
-    case 50: *value = 0; break;                                         /* PCI_DOMAIN_ID */
-    case 88: case 89: case 100: *value = 0; break;                      /* PAGEABLE_MEMORY_ACCESS, and its like */
-    case 91: *value = 1; break;                                         /* CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM */
-    case 92: case 93: *value = !fake_options.no_stream_ops; break;      /* STREAM_MEM_OPS_V1, 64_BIT_V1 */
-    case 98: *value = 0; break;                                         /* CAN_FLUSH_REMOTE_WRITES */
-    case 99: *value = !fake_options.no_host_register; break;            /* HOST_REGISTER_SUPPORTED */
-    case 102: case 103: *value = !fake_options.no_vmm; break;           /* VIRTUAL_MEMORY_MANAGEMENT, POSIX_FD */
-    case 113: *value = !fake_options.no_host_register && !fake_options.no_read_only; break;
-    case 115: *value = 1; break;                                        /* MEMORY_POOLS_SUPPORTED */
-    case 119: *value = 0; break;                                        /* MEMPOOL_SUPPORTED_HANDLE_TYPES */
-    case 122: *value = !fake_options.no_stream_ops; break;              /* CAN_USE_64_BIT_STREAM_MEM_OPS */
-    default: return CUDA_ERROR_INVALID_VALUE;
-    }
-    return CUDA_SUCCESS;
-}
-
 unsigned cuDeviceGetAttribute(int *value, unsigned attribute, int device)
 {
     if (!is_device(device))
@@ -240,7 +212,18 @@ unsigned cuDeviceGetAttribute(int *value, unsigned attribute, int device)
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
         *value = number("FAKE_CUDA_MINOR", 0);
         return CUDA_SUCCESS;
-    default: return other_attribute(value, attribute, fake_options.visible[device]);
+    case CU_DEVICE_ATTRIBUTE_INTEGRATED: *value = 0; return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: *value = 1; return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED: *value = !fake_options.no_host_register; return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+        *value = !fake_options.no_vmm;
+        return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED:
+        *value = !fake_options.no_host_register && !fake_options.no_read_only;
+        return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS: *value = !fake_options.no_stream_ops; return CUDA_SUCCESS;
+    default: return CUDA_ERROR_INVALID_VALUE;
     }
 }
 

@@ -32,14 +32,12 @@ const char *cudnnGetErrorString(int status)
 
 bool fake_dnn_is_handle(const struct cudnnContext *handle)
 {
-    return handle != NULL && fake_is_handle(&handle->is, FAKE_CUDNN);
+    return fake_is_handle(&handle->is, FAKE_CUDNN);
 }
 
 int cudnnCreate(struct cudnnContext **out)
 {
-    unsigned rc = out == NULL ? CUDA_ERROR_INVALID_VALUE : fake_handle_create(out, sizeof(**out), FAKE_CUDNN);
-
-    return rc == CUDA_SUCCESS ? CUDNN_STATUS_SUCCESS : rc == CUDA_ERROR_INVALID_VALUE ? CUDNN_STATUS_BAD_PARAM
+    return fake_handle_create(out, sizeof(**out), FAKE_CUDNN) == CUDA_SUCCESS ? CUDNN_STATUS_SUCCESS
         : CUDNN_STATUS_NOT_INITIALIZED;
 }
 
@@ -84,11 +82,7 @@ bool fake_dnn_blend(const void *alpha, const void *beta, struct fake_blend *blen
 
 double *fake_dnn_numbers(size_t count)
 {
-    double *zeros = calloc(count, sizeof(double));
-
-    if (zeros == NULL)
-        abort();
-    return zeros;
+    return fake_new(count * sizeof(double));
 }
 
 /* ---- Dimensions ------------------------------------------------------------------------------ */
@@ -125,10 +119,8 @@ size_t fake_dnn_places(size_t length, size_t window, size_t pad, size_t stride, 
 
 static int create(void *out, size_t bytes, enum fake_dnn_kind kind)
 {
-    enum fake_dnn_kind *descriptor = calloc(1, bytes);
+    enum fake_dnn_kind *descriptor = fake_new(bytes);
 
-    if (descriptor == NULL)
-        return CUDNN_STATUS_ALLOC_FAILED;
     *descriptor = kind;                 /* the first member of all descriptors */
     memcpy(out, &descriptor, sizeof(descriptor));
     return CUDNN_STATUS_SUCCESS;

@@ -21,9 +21,9 @@
  *    devices without peer access with 217.
  *  - Kernels are lib/nn/kernels.cu and demos/reinforce/policy.cu compiled for the host (kernel.h), run thread after
  *    thread, the last block first. A cubin is the text that was passed to NVRTC; its kernels are those that it names.
- *  - cuBLAS and cuDNN compute on the stream, in double. They refuse what the real ones refuse. What the real ones do
- *    silently is visible here: a nondeterministic algorithm, or TF32, gives numbers that are slightly off; a workspace
- *    is overwritten; with beta 0 the target is not read.
+ *  - cuBLAS and cuDNN compute on the stream, in double. They refuse what the real ones refuse; a pointer to nothing
+ *    ends the process. What the real ones do silently is visible here: a nondeterministic algorithm, or TF32, gives
+ *    numbers that are slightly off; a workspace is overwritten; with beta 0 the target is not read.
  *
  * The environment, read by cuInit:
  *    FAKE_CUDA_DEVICES=2         how many; CUDA_VISIBLE_DEVICES selects some of them (numbers)
@@ -150,8 +150,8 @@ unsigned fake_current(struct CUctx_st **context);
 int fake_ordinal_of(int device);
 /* Whether a device may access [address, address + bytes); written: for writing. */
 bool fake_may_touch(uint64_t address, uint64_t bytes, bool written);
-/* A mapping of vmm.c's; nothing may access it before fake_mapping_allow. false: there are too many. */
-bool fake_mapping_add(uint64_t base, uint64_t bytes, uint64_t serial, int device);
+/* A mapping of vmm.c's; nothing may access it before fake_mapping_allow. */
+void fake_mapping_add(uint64_t base, uint64_t bytes, uint64_t serial, int device);
 void fake_mapping_allow(uint64_t base, bool readable, bool writable);
 void fake_mapping_remove(uint64_t base);
 void fake_dawdle(void);                         /* FAKE_CUDA_OPEN_MS and FAKE_CUDA_OPEN_GATE */
@@ -174,7 +174,8 @@ unsigned fake_stream_call(struct CUstream_st *stream, fake_call_fn call, const v
 /* ---- cublas.c -------------------------------------------------------------------------------- */
 
 float fake_tf32(float value);                   /* rounded to TF32 */
-/* What handles of cuBLAS and cuDNN begin with. The caller checks the pointers. */
+void *fake_new(size_t bytes);                   /* zeros; ends the process if there is no memory */
+/* What handles of cuBLAS and cuDNN begin with. */
 #define FAKE_CUBLAS 0x53414c42u
 #define FAKE_CUDNN 0x4e4e4443u
 struct fake_handle {

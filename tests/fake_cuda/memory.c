@@ -53,7 +53,7 @@ static struct range *vacant(void)
     for (int i = 0; i < RANGES; i++)
         if (ranges[i].kind == RANGE_NONE)
             return &ranges[i];
-    return NULL;
+    abort();
 }
 
 bool fake_may_touch(uint64_t address, uint64_t bytes, bool written)
@@ -75,17 +75,12 @@ bool fake_may_touch(uint64_t address, uint64_t bytes, bool written)
 
 /* ---- Mappings, for vmm.c --------------------------------------------------------------------- */
 
-bool fake_mapping_add(uint64_t base, uint64_t bytes, uint64_t serial, int device)
+void fake_mapping_add(uint64_t base, uint64_t bytes, uint64_t serial, int device)
 {
-    struct range *range;
-
     pthread_mutex_lock(&lock);
-    range = vacant();
-    if (range != NULL)
-        *range = (struct range){ .kind = RANGE_MAPPED, .memory = FAKE_VMM, .base = base, .bytes = bytes,
-                                 .serial = serial, .device = device, .fd = -1, .is_closed = true };
+    *vacant() = (struct range){ .kind = RANGE_MAPPED, .memory = FAKE_VMM, .base = base, .bytes = bytes,
+                                .serial = serial, .device = device, .fd = -1, .is_closed = true };
     pthread_mutex_unlock(&lock);
-    return range != NULL;
 }
 
 void fake_mapping_allow(uint64_t base, bool readable, bool writable)
@@ -94,21 +89,15 @@ void fake_mapping_allow(uint64_t base, bool readable, bool writable)
 
     pthread_mutex_lock(&lock);
     range = range_of(base);
-    if (range != NULL) {
-        range->is_closed = !readable;
-        range->read_only = !writable;
-    }
+    range->is_closed = !readable;
+    range->read_only = !writable;
     pthread_mutex_unlock(&lock);
 }
 
 void fake_mapping_remove(uint64_t base)
 {
-    struct range *range;
-
     pthread_mutex_lock(&lock);
-    range = range_of(base);
-    if (range != NULL)
-        range->kind = RANGE_NONE;
+    range_of(base)->kind = RANGE_NONE;
     pthread_mutex_unlock(&lock);
 }
 
@@ -181,19 +170,13 @@ static unsigned allocate(unsigned long long *address, size_t bytes, enum fake_ki
         return result;
     pthread_mutex_lock(&lock);
     range = vacant();
-    result = CUDA_ERROR_OUT_OF_MEMORY;
-    if (range != NULL) {
-        memset(range, 0, sizeof(*range));
-        range->memory = kind;
-        range->device = context->device;
-        range->fd = -1;
-        result = fill_range(range, bytes);
-        if (result == CUDA_SUCCESS) {
-            range->kind = RANGE_OWN;
-            *address = range->base;
-        } else if (range->fd >= 0) {
-            close(range->fd);
-        }
+    *range = (struct range){ .memory = kind, .device = context->device, .fd = -1 };
+    result = fill_range(range, bytes);
+    if (result == CUDA_SUCCESS) {
+        range->kind = RANGE_OWN;
+        *address = range->base;
+    } else if (range->fd >= 0) {
+        close(range->fd);
     }
     pthread_mutex_unlock(&lock);
     return result;
@@ -430,7 +413,7 @@ static unsigned open_handle(const struct handle *handle, int device, struct rang
         if (ranges[i].kind == RANGE_OPENED && ranges[i].serial == allocation->serial)
             return open_again(&ranges[i], out);
     *out = vacant();
-    return *out != NULL ? map_opened(*out, allocation) : CUDA_ERROR_OUT_OF_MEMORY;
+    return map_opened(*out, allocation);
 }
 
 unsigned cuIpcOpenMemHandle_v2(unsigned long long *address, struct CUipcMemHandle_st bytes, unsigned flags)
@@ -541,22 +524,14 @@ void fake_drop_dead(void)
 
 static unsigned add_host(void *memory, size_t bytes, enum range_kind kind, bool read_only)
 {
-    struct range *range;
     unsigned result = CUDA_SUCCESS;
 
     pthread_mutex_lock(&lock);
-    range = vacant();
     if (range_of((uint64_t)(uintptr_t)memory) != NULL)
         result = CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-    else if (range == NULL)
-        result = CUDA_ERROR_OUT_OF_MEMORY;
     else
-        *range = (struct range){
-            .kind = kind,
-            .base = (uint64_t)(uintptr_t)memory,
-            .bytes = bytes,
-            .read_only = read_only,
-        };
+        *vacant() = (struct range){ .kind = kind, .base = (uint64_t)(uintptr_t)memory, .bytes = bytes,
+                                    .read_only = read_only };
     pthread_mutex_unlock(&lock);
     return result;
 }
@@ -602,8 +577,6 @@ unsigned cuMemHostAlloc(void **memory, size_t bytes, unsigned flags)
     if (result != CUDA_SUCCESS)
         return result;
     made = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-    if (made == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
     result = add_host(made, bytes, RANGE_PINNED, false);
     if (result == CUDA_SUCCESS)
         *memory = made;

@@ -84,13 +84,8 @@ unsigned cuModuleLoadData(struct CUmod_st **out, const void *image)
     if (result != CUDA_SUCCESS)
         return result;
     fake_block();
-    module = calloc(1, sizeof(*module));
-    if (module != NULL)
-        module->text = strdup(text);
-    if (module == NULL || module->text == NULL) {
-        free(module);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
+    module = fake_new(sizeof(*module));
+    module->text = strdup(text);
     module->context = context;
     *out = module;
     return CUDA_SUCCESS;
@@ -147,9 +142,7 @@ unsigned cuModuleGetFunction(struct CUfunc_st **out, struct CUmod_st *module, co
     if (kernel == NULL || !names(module->text, name))
         return CUDA_ERROR_NOT_FOUND;
     fake_block();                       /* modules are loaded lazily: each kernel when it is first asked for */
-    function = calloc(1, sizeof(*function));
-    if (function == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    function = fake_new(sizeof(*function));
     function->module = module;
     function->kernel = kernel;
     function->next = module->functions;

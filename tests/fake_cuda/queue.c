@@ -150,16 +150,12 @@ static void *work_off(void *context)
 
 static struct fake_queue *make_queue(void)
 {
-    struct fake_queue *queue = calloc(1, sizeof(*queue));
+    struct fake_queue *queue = fake_new(sizeof(*queue));
 
-    if (queue == NULL)
-        return NULL;
     pthread_mutex_init(&queue->lock, NULL);
     pthread_cond_init(&queue->change, NULL);
-    if (pthread_create(&queue->thread, NULL, work_off, queue) != 0) {
-        free(queue);
-        return NULL;
-    }
+    if (pthread_create(&queue->thread, NULL, work_off, queue) != 0)
+        abort();
     pthread_detach(queue->thread);
     return queue;
 }
@@ -174,24 +170,20 @@ static struct fake_queue *choose_queue(int device)
     place = &shared[device][next_queue[device]++ % (unsigned)fake_options.queues];
     if (*place == NULL) {
         *place = make_queue();
-        if (*place != NULL)
-            (*place)->place = place;
+        (*place)->place = place;
     }
     return *place;
 }
 
-bool fake_stream_enter(struct CUstream_st *stream)
+void fake_stream_enter(struct CUstream_st *stream)
 {
     stream->seed = (uint64_t)getpid() << 32 ^ (uint64_t)(uintptr_t)stream;
     pthread_mutex_lock(&lock);
     stream->queue = choose_queue(stream->context->device);
-    if (stream->queue != NULL) {
-        stream->queue->streams++;
-        stream->next = streams;
-        streams = stream;
-    }
+    stream->queue->streams++;
+    stream->next = streams;
+    streams = stream;
     pthread_mutex_unlock(&lock);
-    return stream->queue != NULL;
 }
 
 void fake_stream_hide(struct CUstream_st *stream)
@@ -234,9 +226,7 @@ unsigned fake_put(struct CUstream_st *stream, const struct fake_work *work)
             free(work->argument);
         return CUDA_SUCCESS;
     }
-    copy = malloc(sizeof(*copy));
-    if (copy == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    copy = fake_new(sizeof(*copy));
     *copy = *work;
     copy->next = NULL;
     copy->stream = stream;
@@ -246,11 +236,9 @@ unsigned fake_put(struct CUstream_st *stream, const struct fake_work *work)
 
 unsigned fake_stream_call(struct CUstream_st *stream, fake_call_fn call, const void *argument, size_t bytes)
 {
-    struct fake_work work = { .kind = WORK_CALL, .call = call, .argument = malloc(bytes) };
+    struct fake_work work = { .kind = WORK_CALL, .call = call, .argument = fake_new(bytes) };
     unsigned result;
 
-    if (work.argument == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
     memcpy(work.argument, argument, bytes);
     result = fake_put(stream, &work);
     if (result != CUDA_SUCCESS)

@@ -14,15 +14,10 @@ unsigned cuStreamCreate(struct CUstream_st **out, unsigned flags)
     if (result != CUDA_SUCCESS)
         return result;
     fake_block();
-    stream = calloc(1, sizeof(*stream));
-    if (stream == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    stream = fake_new(sizeof(*stream));
     stream->context = context;
     stream->delay_us = fake_options.delay_us;
-    if (!fake_stream_enter(stream)) {
-        free(stream);
-        return CUDA_ERROR_OPERATING_SYSTEM;
-    }
+    fake_stream_enter(stream);
     *out = stream;
     return CUDA_SUCCESS;
 }

@@ -62,8 +62,8 @@ struct CUstream_st *fake_stream(struct CUstream_st *handle);
 
 /* ---- queue.c --------------------------------------------------------------------------------- */
 
-/* Enters a new stream of a context; false: no memory. */
-bool fake_stream_enter(struct CUstream_st *stream);
+/* Enters a new stream of a context. */
+void fake_stream_enter(struct CUstream_st *stream);
 /* The stream is about to end: fake_synchronise_all does not wait for it any more. */
 void fake_stream_hide(struct CUstream_st *stream);
 /* Puts a copy of the item on the stream, or records it if the stream is being captured. */

@@ -82,7 +82,7 @@ static struct entry *vacant_entry(void)
     for (int i = 0; i < ENTRIES; i++)
         if (entries[i].handle == 0)
             return &entries[i];
-    return NULL;
+    abort();
 }
 
 /* The machine is locked. No handle of CUDA IPC names the slot. */
@@ -214,14 +214,11 @@ unsigned cuMemCreate(unsigned long long *handle, size_t bytes, const struct CUme
         return CUDA_ERROR_NOT_SUPPORTED;
     pthread_mutex_lock(&lock);
     entry = vacant_entry();
-    result = entry != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-    if (result == CUDA_SUCCESS) {
-        *entry = (struct entry){ .device = fake_options.visible[prop->location.id], .bytes = bytes,
-                                 .types = prop->requestedHandleTypes };
-        fake_lock();
-        result = fill_entry(entry);
-        fake_unlock();
-    }
+    *entry = (struct entry){ .device = fake_options.visible[prop->location.id], .bytes = bytes,
+                             .types = prop->requestedHandleTypes };
+    fake_lock();
+    result = fill_entry(entry);
+    fake_unlock();
     if (result == CUDA_SUCCESS) {
         entry->refs = 1;
         *handle = entry->handle = ++handles_made;
@@ -317,7 +314,7 @@ unsigned cuMemImportFromShareableHandle(unsigned long long *handle, void *shared
         fake_dawdle();
     pthread_mutex_lock(&lock);
     entry = vacant_entry();
-    made.fd = entry != NULL ? fcntl((int)(intptr_t)shared, F_DUPFD_CLOEXEC, 0) : -1;
+    made.fd = fcntl((int)(intptr_t)shared, F_DUPFD_CLOEXEC, 0);
     result = made.fd < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
     if (result == CUDA_SUCCESS) {
         fake_lock();
@@ -360,7 +357,7 @@ unsigned cuMemAddressReserve(unsigned long long *address, size_t bytes, size_t a
                              unsigned long long flags)
 {
     unsigned result = begin(__func__);
-    struct reservation *made = NULL;
+    struct reservation *made;
     unsigned char *memory;
     uint64_t before;
 
@@ -378,17 +375,12 @@ unsigned cuMemAddressReserve(unsigned long long *address, size_t bytes, size_t a
     if (before < GRANULE)
         munmap(memory + before + bytes, GRANULE - before);
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < RANGES && made == NULL; i++)
-        if (reservations[i].bytes == 0)
-            made = &reservations[i];
-    if (made != NULL)
-        *made = (struct reservation){ (uint64_t)(uintptr_t)(memory + before), bytes };
-    bx_fake_vmm.reserved += made != NULL;
+    for (made = reservations; made->bytes != 0;)
+        if (++made == reservations + RANGES)
+            abort();
+    *made = (struct reservation){ (uint64_t)(uintptr_t)(memory + before), bytes };
+    bx_fake_vmm.reserved++;
     pthread_mutex_unlock(&lock);
-    if (made == NULL) {
-        munmap(memory + before, bytes);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
     *address = (unsigned long long)(uintptr_t)(memory + before);
     return CUDA_SUCCESS;
 }
@@ -450,8 +442,7 @@ static unsigned map(uint64_t base, uint64_t bytes, struct entry *entry)
             continue;
         if (mmap((void *)(uintptr_t)base, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, entry->fd, 0) == MAP_FAILED)
             return CUDA_ERROR_OUT_OF_MEMORY;
-        if (!fake_mapping_add(base, bytes, entry->serial, entry->device))
-            return CUDA_ERROR_OUT_OF_MEMORY;
+        fake_mapping_add(base, bytes, entry->serial, entry->device);
         mappings[i] = (struct mapping){ .base = base, .bytes = bytes, .entry = entry };
         entry->maps++;
         bx_fake_vmm.mapped++;

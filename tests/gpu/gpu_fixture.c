@@ -181,18 +181,6 @@ void gpu_export_by_default(void)
     unsetenv("BX_GPU_EXPORT");
 }
 
-int gpu_open_fds(void)
-{
-    DIR *list = opendir("/proc/self/fd");
-    int count = 0;
-
-    GPU_CHECK(list != NULL);
-    while (readdir(list) != NULL)
-        count++;
-    closedir(list);
-    return count;
-}
-
 void gpu_run(int count, const gpu_fn *body)
 {
     for (int i = 0; i < count; i++)

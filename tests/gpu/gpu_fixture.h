@@ -12,7 +12,7 @@
 #ifndef TESTS_GPU_FIXTURE_H
 #define TESTS_GPU_FIXTURE_H
 
-#include "tests/harness/test.h"
+#include "tests/harness/child.h"
 #include "gpu/inside.h"
 
 #define GPU_PROCESSES 4
@@ -82,7 +82,6 @@ void gpu_stop(int rank);                            /* SIGSTOP; gpu_kill ends it
 void gpu_join(int rank);
 void gpu_check_machine(void);
 void gpu_export_by_default(void);                   /* whatever the environment of the whole run has */
-int gpu_open_fds(void);                             /* of this process */
 
 /* In a process: opens the GPU, a device and a lane; then a peer. */
 void gpu_start(int rank);

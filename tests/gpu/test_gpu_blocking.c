@@ -20,6 +20,9 @@ static void world(void)
     setenv("FAKE_CUDA_BLOCKING", "1", 1);
     gpu_order = BXI_GPU_HOST_WORDS;
 }
+#define BLOCKING_PAIR(name, first, second) \
+    GPU_PAIR(gpu_blocking, name, 30, \
+             (setenv("FAKE_CUDA_BLOCKING", "1", 1), gpu_order = BXI_GPU_HOST_WORDS, GPU_FAKE), first, second)
 
 /* Lends a block, behind a wait that nobody ends. */
 static void owes(void)
@@ -230,11 +233,7 @@ static void marks_after_that(void)
     gpu_end();
 }
 
-Test(gpu_blocking, memory_is_freed_when_no_lane_waits_any_more)
-{
-    world();
-    gpu_run(2, (gpu_fn[]){ frees_before_its_mark, marks_after_that });
-}
+BLOCKING_PAIR(memory_is_freed_when_no_lane_waits_any_more, frees_before_its_mark, marks_after_that);
 
 /* The same for a slab of the peer, which this process has open and is to close. */
 static void lends_and_retires(void)
@@ -282,11 +281,7 @@ static void closes_when_nothing_waits(void)
     gpu_end();
 }
 
-Test(gpu_blocking, maps_are_closed_when_no_lane_waits_any_more)
-{
-    world();
-    gpu_run(2, (gpu_fn[]){ lends_and_retires, closes_when_nothing_waits });
-}
+BLOCKING_PAIR(maps_are_closed_when_no_lane_waits_any_more, lends_and_retires, closes_when_nothing_waits);
 
 static void *puts_a_wait(void *unused)
 {
@@ -331,11 +326,7 @@ static void marks_late(void)
     gpu_end();
 }
 
-Test(gpu_blocking, waits_are_put_off_while_memory_is_freed)
-{
-    world();
-    gpu_run(2, (gpu_fn[]){ marks_late, waits_for_admission });
-}
+BLOCKING_PAIR(waits_are_put_off_while_memory_is_freed, marks_late, waits_for_admission);
 
 /* ---- Closing beside a stopped peer ----------------------------------------------------------- */
 

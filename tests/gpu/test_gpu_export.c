@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * gpu/: memory that is exported as file descriptors (vmm.c, fd_server.c): who may write it, how long it lives, how the
- * descriptors travel, foreign memory of cuMemCreate, and the choice between descriptors and handles.
+ * descriptors travel, foreign memory of cuMemCreate, and descriptors that are asked for and do not work.
  */
-#include "fake_library.h"
 #include "gpu_fixture.h"
 #include "tests/harness/harness.h"
 
@@ -12,12 +11,6 @@
 enum { LENT = 1, HELD, KILLED, LAST };
 
 TestSuite(gpu_export, .init = gpu_export_by_default, .timeout = 60);
-
-/* The device says whether it has what descriptors need; a real one may not. */
-static bool has_fds(void)
-{
-    return gpu_device->exports_fds;
-}
 
 static struct bxi_gpu_block *lend(uint64_t bytes, unsigned char value, int index)
 {
@@ -69,7 +62,7 @@ static void writes_what_it_borrowed(void)
     uint64_t address;
 
     gpu_start_beside(1, 0);
-    GPU_CHECK(has_fds());
+    GPU_CHECK(gpu_device->exports_fds);
     gpu_await(LENT, 1);
     address = borrow(0, 0, &map);
     GPU_CHECK(gpu_holds(gpu_lane, address, 7, BYTES));
@@ -132,74 +125,17 @@ static void finds_no_fd_server(void)
     int before;
 
     gpu_meet_lender(LENT);
-    before = gpu_open_fds();
+    before = open_descriptors();
     GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -EIO);
     GPU_CHECK(strstr(gpu_map_text, "another network namespace") != NULL);
     GPU_CHECK(strstr(gpu_map_text, "BX_GPU_EXPORT=handle") != NULL);
     GPU_EQ(gpu_shared->held[1][0].generation[0], 0);
-    GPU_EQ(gpu_open_fds(), before);
+    GPU_EQ(open_descriptors(), before);
     gpu_post(HELD);
     gpu_end();
 }
 
 GPU_PAIR(gpu_export, says_that_the_network_namespace_differs, 60, GPU_FAKE, has_another_network, finds_no_fd_server);
-
-/* ---- Many loans ------------------------------------------------------------------------------ */
-
-#define LOANS 200
-
-/* Each loan is in a slab of its own, which is freed before the next. */
-static void lends_many(void)
-{
-    int before = 0;
-
-    gpu_start_beside(0, 1);
-    for (uint32_t i = 1; i <= LOANS; i++) {
-        struct bxi_gpu_block *block = lend(2 * GPU_MIB, (unsigned char)i, 0);
-
-        gpu_post(LENT);
-        gpu_await(HELD, i);
-        bxi_gpu_free(block);
-        bxi_gpu_trim(gpu_device);
-        while (bxi_gpu_poll(gpu) > 0)
-            sched_yield();
-        if (i == 10)
-            before = gpu_open_fds();
-    }
-    GPU_EQ(gpu_open_fds(), before);
-    gpu_post(LAST);
-    gpu_end();
-}
-
-static void borrows_many(void)
-{
-    int before = 0;
-
-    gpu_start_beside(1, 0);
-    for (uint32_t i = 1; i <= LOANS; i++) {
-        struct bxi_gpu_map *map;
-        uint64_t address;
-
-        gpu_await(LENT, i);
-        address = borrow(0, 0, &map);
-        GPU_CHECK(gpu_holds(gpu_lane, address, (unsigned char)i, 2 * GPU_MIB));
-        if (i > 10)
-            GPU_EQ(gpu_open_fds(), before + 1);     /* that of the tests' driver; a mapping needs none */
-        bxi_gpu_map_put(map);
-        gpu_post(HELD);
-        while (bxi_gpu_poll(gpu) == 0 && gpu_counters().maps > 0)
-            sched_yield();
-        gpu_poll_until_nothing_is_left();
-        if (i == 10)
-            before = gpu_open_fds();
-    }
-    GPU_EQ(gpu_open_fds(), before);
-    gpu_await(LAST, 1);
-    gpu_end();
-}
-
-GPU_PAIR(gpu_export, leaves_no_descriptor_open, 60, (setenv("FAKE_CUDA_DELAY_US", "20", 1), GPU_FAKE), lends_many,
-         borrows_many);
 
 /* ---- Deaths ---------------------------------------------------------------------------------- */
 
@@ -342,7 +278,7 @@ static void lends_a_segment(void)
     int before;
 
     gpu_start_beside(0, 1);
-    before = gpu_open_fds();
+    before = open_descriptors();
     base = gpu_segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     at = base + GPU_MIB + 4096;
     gpu_fill(gpu_lane, at, 9, bytes);
@@ -360,7 +296,7 @@ static void lends_a_segment(void)
         sched_yield();
     GPU_EQ(bxi_load_acquire(&gpu_freed), 1);
     gpu_free_segment(base);
-    GPU_EQ(gpu_open_fds(), before);
+    GPU_EQ(open_descriptors(), before);
     GPU_EQ(gpu_counters().staged_bytes + gpu_counters().d2d_bytes, 0);
     gpu_post(LAST);
     gpu_end();
@@ -415,51 +351,8 @@ GPU_ALONE(gpu_export, refuses_foreign_memory_that_was_not_made_for_it, 60, GPU_F
 
 /* ---- The choice ------------------------------------------------------------------------------ */
 
-static bool wants_fds;
-
-static void lends_as_chosen(void)
-{
-    struct bxi_gpu_block *block;
-
-    gpu_start_beside(0, 1);
-    GPU_EQ(has_fds(), wants_fds);
-    block = lend(BYTES, 7, 0);
-    GPU_EQ((gpu_shared->region[0].slab[block->slab].flags & BXI_GPU_SLAB_FD) != 0, wants_fds);
-    gpu_post(LENT);
-    gpu_end_lending(block, HELD);
-}
-
-static void borrows_as_chosen(void)
-{
-    gpu_meet_lender(LENT);
-    read_lent(7, BYTES);
-    gpu_end();
-}
-
-static void run_choice(const char *name, bool fds)
-{
-    gpu_world(GPU_FAKE);
-    if (name != NULL)
-        setenv(name, strcmp(name, "BX_GPU_EXPORT") == 0 ? "handle" : "1", 1);
-    wants_fds = fds;
-    gpu_run(2, (gpu_fn[]){ lends_as_chosen, borrows_as_chosen });
-}
-
-Test(gpu_export, is_by_descriptors_where_they_work) { run_choice(NULL, true); }
-
-Test(gpu_export, is_by_handles_where_the_driver_has_no_descriptors)
-{
-    fake_skip_under("FAKE_CUDA_OPEN_205", "handles cannot be opened");
-    run_choice("FAKE_CUDA_NO_VMM", false);
-}
-
-Test(gpu_export, is_by_handles_where_that_is_asked_for)
-{
-    fake_skip_under("FAKE_CUDA_OPEN_205", "handles cannot be opened");
-    run_choice("BX_GPU_EXPORT", false);
-}
-
-static void asks_for_what_there_is_not(void)
+GPU_ALONE(gpu_export, fails_where_descriptors_are_asked_for_and_do_not_work, 60,
+          (setenv("FAKE_CUDA_NO_VMM", "1", 1), GPU_FAKE))
 {
     struct bxi_gpu_options options = { .driver = gpu_driver_path(), .region = &gpu_shared->region[0] };
 
@@ -471,11 +364,4 @@ static void asks_for_what_there_is_not(void)
     GPU_EQ(bxi_gpu_device_open(gpu, 0, &gpu_device), -ENOTSUP);
     GPU_SAYS("BX_GPU_EXPORT=fd");
     bxi_gpu_close(gpu);
-}
-
-Test(gpu_export, fails_where_descriptors_are_asked_for_and_do_not_work)
-{
-    gpu_world(GPU_FAKE);
-    setenv("FAKE_CUDA_NO_VMM", "1", 1);
-    gpu_run(1, (gpu_fn[]){ asks_for_what_there_is_not });
 }

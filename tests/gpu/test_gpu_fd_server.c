@@ -56,7 +56,7 @@ static void lends(void)
 static int meet_lender(void)
 {
     gpu_meet_lender(LENT);
-    return gpu_open_fds();
+    return open_descriptors();
 }
 
 /* Borrows what process 0 lends, and reads it. */
@@ -191,7 +191,7 @@ static bool is_answered(const struct question *question)
 
 static void check_nothing_is_held(int fds)
 {
-    GPU_EQ(gpu_open_fds(), fds);
+    GPU_EQ(open_descriptors(), fds);
     GPU_EQ(gpu_shared->held[1][0].generation[gpu_shared->ref[0].slab], 0);
 }
 
@@ -231,7 +231,7 @@ static void asks_for_both(void)
     usleep(50000);
     gpu_post(HELD);
     GPU_EQ(gpu_map_end(), -ESTALE);
-    GPU_EQ(gpu_open_fds(), before);
+    GPU_EQ(open_descriptors(), before);
     gpu_await(LENT, 2);
     borrow_last();
 }
@@ -402,7 +402,7 @@ static void borrows_from_the_right_one(void)
     int before = meet_lender();
 
     read_lent(7);
-    GPU_EQ(gpu_open_fds(), before + 2);     /* of the tests' driver: for the map, and for what settling frees */
+    GPU_EQ(open_descriptors(), before + 2);     /* of the tests' driver: for the map, and for what settling frees */
     gpu_post(LAST);
     gpu_end();
 }
@@ -490,10 +490,10 @@ static void lends_among_garbage(void)
 
     gpu_start_beside(0, 1);
     block = lend(7);
-    before = gpu_open_fds();
+    before = open_descriptors();
     gpu_post(LENT);
     gpu_await(LAST, 1);
-    GPU_EQ(gpu_open_fds(), before);
+    GPU_EQ(open_descriptors(), before);
     bxi_gpu_free(block);
     gpu_end();
 }
@@ -634,12 +634,12 @@ static void lends_without_room_for_descriptors(void)
 
     gpu_start_beside(0, 1);
     block = lend(7);
-    before = gpu_open_fds();
+    before = open_descriptors();
     limit_fds(0);
     gpu_post(LENT);
     gpu_await(HELD, 1);
     limit_fds(1000);
-    GPU_EQ(gpu_open_fds(), before);
+    GPU_EQ(open_descriptors(), before);
     gpu_post(READY);
     gpu_end_lending(block, LAST);
 }

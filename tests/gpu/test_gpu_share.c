@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gpu/: one process lends device memory, another reads it in place: marks and waits that block no host, slabs that are
- * mapped by generation, waits of hosts. That the data is right: test_device_order.c; that slabs are freed:
- * test_device_map.c.
+ * gpu/: one process lends device memory, another reads it in place: marks and waits that block no host, which slabs and
+ * points are refused, waits of hosts. That the data is right: test_device_order.c; that slabs are freed:
+ * test_device_map.c; that generations of a slab are told apart: test_gpu_fd_server.c.
  */
 #include "fake_library.h"
 #include "gpu_fixture.h"
@@ -141,72 +141,10 @@ GPU_PAIR(gpu_share, neither_copies_nor_blocks_the_host, 120, (gpu_order = BXI_GP
 
 /* Discrete x86 cards are reported to register nothing read-only: the words are then registered through a writable
  * mapping, and the order stays the same. */
-Test(gpu_share, waits_for_words_in_host_memory_without_read_only_registration, .timeout = 120)
-{
-    gpu_world(GPU_FAKE);
-    fake_skip_without_words("no words are chosen");
-    setenv("FAKE_CUDA_NO_READ_ONLY", "1", 1);
-    setenv("FAKE_CUDA_DELAY_US", "3000", 1);    /* so that waits are put on streams */
-    gpu_run(2, (gpu_fn[]){ quiet_owner, quiet_borrower });
-}
-
-/* ---- Maps ------------------------------------------------------------------------------------ */
-
-/* Two slabs one after the other in one row: the handle's bytes are the same, the generation is not. */
-static void generations_owner(void)
-{
-    struct bxi_gpu_block *block;
-    unsigned char handle[BXI_GPU_HANDLE_BYTES];
-
-    gpu_start_pair(0);
-    GPU_EQ(bxi_gpu_trim(gpu_device), 1);
-    gpu_poll_until_nothing_is_left();
-    for (uint32_t round = 1; round <= 2; round++) {
-        block = gpu_block(BYTES);
-        gpu_fill(gpu_lane, block->address, (unsigned char)(10 * round), BYTES);
-        gpu_lend(block, BYTES, round);
-        if (round == 2 && gpu_fake())
-            GPU_EQ(memcmp(handle, gpu_shared->region[0].slab[block->slab].handle, sizeof(handle)), 0);
-        memcpy(handle, gpu_shared->region[0].slab[block->slab].handle, sizeof(handle));
-        gpu_post(FILLED);
-        gpu_await(READ_BACK, round);
-        bxi_gpu_free(block);
-        GPU_EQ(bxi_gpu_trim(gpu_device), 1);
-        gpu_poll_until_nothing_is_left();
-    }
-    GPU_EQ(gpu_shared->ref[1].slab, gpu_shared->ref[2].slab);
-    GPU_CHECK(gpu_shared->ref[1].generation != gpu_shared->ref[2].generation);
-    gpu_end_together(LAST);
-}
-
-static void generations_borrower(void)
-{
-    struct bxi_gpu_map *map;
-    uint64_t address;
-
-    gpu_start_pair(1);
-    for (uint32_t round = 1; round <= 2; round++) {
-        gpu_await(FILLED, round);
-        address = gpu_borrow(gpu_peer[0], &gpu_shared->ref[round], &map);
-        GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[round].ready), 0);
-        GPU_CHECK(gpu_holds(gpu_lane, address, (unsigned char)(10 * round), BYTES));
-        if (round == 2)
-            GPU_EQ(bxi_gpu_map_get(gpu_peer[0], &gpu_shared->ref[1], &map, &address), -ESTALE);
-        bxi_gpu_map_put(map);
-        gpu_post(READ_BACK);
-        while (gpu_counters().closes < round) {
-            (void)bxi_gpu_poll(gpu);
-            sched_yield();
-        }
-    }
-    GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[1]), -ESTALE);
-    GPU_EQ(gpu_counters().opens, 2);
-    GPU_EQ(gpu_counters().maps, 0);
-    gpu_end_together(LAST);
-}
-
-GPU_PAIR(gpu_share, identifies_slabs_by_generation_not_by_the_bytes_of_a_handle, 120,
-         GPU_ANY, generations_owner, generations_borrower);
+GPU_PAIR(gpu_share, waits_for_words_in_host_memory_without_read_only_registration, 120,
+         (fake_skip_without_words("no words are chosen"), setenv("FAKE_CUDA_NO_READ_ONLY", "1", 1),
+          setenv("FAKE_CUDA_DELAY_US", "3000", 1), GPU_FAKE),      /* so that waits are put on streams */
+         quiet_owner, quiet_borrower);
 
 /* ---- What a peer writes is input -------------------------------------------------------------- */
 

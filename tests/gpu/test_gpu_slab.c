@@ -73,7 +73,7 @@ static void start_without_words(int rank)
     gpu_start(rank);
 }
 
-static void blocks(void)
+GPU_ALONE(gpu_slab, hands_out_blocks_of_one_slab, 60, GPU_ANY)
 {
     struct bxi_gpu_block *block[8];
     struct bxi_gpu_ref ref;
@@ -99,8 +99,6 @@ static void blocks(void)
     GPU_EQ(gpu_counters().slabs, 1);
     gpu_end();
 }
-
-Test(gpu_slab, hands_out_blocks_of_one_slab, .timeout = 60) { gpu_alone(GPU_ANY, blocks); }
 
 GPU_ALONE(gpu_slab, makes_a_slab_as_large_as_a_block_needs_and_gives_slabs_back, 60, GPU_ANY)
 {
@@ -210,7 +208,8 @@ static unsigned refuses_slowly(unsigned long long *address, size_t bytes)
     return result;
 }
 
-static void freed_meanwhile(void)
+GPU_ALONE(gpu_slab, sees_that_a_slab_was_freed_while_the_driver_refused, 60,
+          (setenv("FAKE_CUDA_NO_VMM", "1", 1), GPU_FAKE))
 {
     start_without_words(0);
     alloc = gpu->cu.cuMemAlloc_v2;
@@ -218,12 +217,6 @@ static void freed_meanwhile(void)
     bxi_gpu_free(gpu_block(500 * GPU_MIB));
     bxi_gpu_free(gpu_block(600 * GPU_MIB));
     gpu_end();
-}
-
-Test(gpu_slab, sees_that_a_slab_was_freed_while_the_driver_refused, .timeout = 60)
-{
-    setenv("FAKE_CUDA_NO_VMM", "1", 1);
-    gpu_alone(GPU_FAKE, freed_meanwhile);
 }
 
 #define LEFT 4000
@@ -270,60 +263,7 @@ static void driver_free(uint64_t address)
     bxi_gpu_leave(gpu_device);
 }
 
-enum { WRAPPED, MAPPED, FREED, LAST };
-
-static void foreign_owner(void)
-{
-    struct bxi_gpu_block *whole = NULL, *part = NULL;
-    uint64_t memory;
-
-    gpu_start_beside(0, 1);
-    memory = driver_alloc(4 * GPU_MIB);
-    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = memory, .bytes = 4 * GPU_MIB }, &whole), 0);
-    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = memory + GPU_MIB, .bytes = GPU_MIB,
-                                                        .freed = gpu_count_freed }, &part), 0);
-    GPU_EQ(part->slab, whole->slab);            /* one allocation, one handle */
-    GPU_EQ(part->offset, GPU_MIB);
-    gpu_fill(gpu_lane, part->address, 0x5a, part->bytes);
-    gpu_lend(part, part->bytes, 0);
-    gpu_post(WRAPPED);
-    gpu_await(MAPPED, 1);
-    bxi_gpu_free(part);
-    bxi_gpu_free(whole);
-    for (int i = 0; i < 100; i++)
-        GPU_EQ(bxi_gpu_poll(gpu), 1);
-    GPU_EQ(bxi_load_acquire(&gpu_freed), 0);   /* the borrower still has it open */
-    gpu_post(FREED);
-    while (bxi_load_acquire(&gpu_freed) == 0) {
-        (void)bxi_gpu_poll(gpu);
-        sched_yield();
-    }
-    driver_free(memory);
-    gpu_end_together(LAST);
-}
-
-static void foreign_borrower(void)
-{
-    struct bxi_gpu_map *map;
-    struct bxi_gpu_block *block = NULL;
-    uint64_t address;
-
-    gpu_start_beside(1, 0);
-    gpu_await(WRAPPED, 1);
-    address = gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
-    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
-    GPU_CHECK(gpu_holds(gpu_lane, address, 0x5a, GPU_MIB));
-    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = address, .bytes = 1 }, &block), -ESTALE);
-    gpu_post(MAPPED);
-    gpu_await(FREED, 1);
-    bxi_gpu_map_put(map);
-    gpu_poll_until_nothing_is_left();
-    gpu_end_together(LAST);
-}
-
-GPU_PAIR(gpu_slab, lends_memory_that_another_library_allocated, 60,
-         (fake_skip_under("FAKE_CUDA_OPEN_205", "foreign memory is lent by its handle"), GPU_ANY), foreign_owner,
-         foreign_borrower);
+enum { WRAPPED, MAPPED, LAST };
 
 static int wrap(uint64_t address, uint64_t bytes)
 {
@@ -345,18 +285,23 @@ static void wraps_again(void)
     gpu_start_beside(0, 1);
     memory = driver_alloc(2 * GPU_MIB);
     for (int i = ONCE; i <= TWICE; i++) {
-        GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = memory, .bytes = 64 }, &block[i]), 0);
+        GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = memory, .bytes = 64, .freed = gpu_count_freed },
+                            &block[i]), 0);
         GPU_EQ(bxi_gpu_ref(block[i], 0, 64, &gpu_shared->ref[i]), 0);
         gpu_post(WRAPPED);
         gpu_await(MAPPED, (uint32_t)i + 1);
         bxi_gpu_free(block[i]);
+        for (int j = 0; j < 100; j++)
+            GPU_CHECK(bxi_gpu_poll(gpu) > 0);
+        GPU_CHECK(bxi_load_acquire(&gpu_freed) <= (uint32_t)i);        /* the borrower has this one open */
     }
     GPU_CHECK(gpu_shared->ref[TWICE].slab != gpu_shared->ref[ONCE].slab);
     for (int i = 0; i < 2 * BXI_GPU_SLABS; i++)         /* faster than rows become free */
         GPU_EQ(wrap(memory, 64), 0);
     gpu_post(LAST);
     gpu_await(LAST, 2);
-    gpu_poll_until_nothing_is_left();
+    while (bxi_gpu_poll(gpu) > 0 || bxi_load_acquire(&gpu_freed) < 2)
+        sched_yield();
     driver_free(memory);
     gpu_end();
 }
@@ -364,11 +309,13 @@ static void wraps_again(void)
 static void maps_again(void)
 {
     struct bxi_gpu_map *map;
+    uint64_t address;
 
     gpu_start_beside(1, 0);
     for (int i = ONCE; i <= TWICE; i++) {
         gpu_await(WRAPPED, (uint32_t)i + 1);
-        (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[i], &map);       /* the second time without a poll between */
+        address = gpu_borrow(gpu_peer[0], &gpu_shared->ref[i], &map);   /* the second time without a poll between */
+        GPU_EQ(wrap(address, 1), -ESTALE);
         bxi_gpu_map_put(map);
         gpu_post(MAPPED);
     }

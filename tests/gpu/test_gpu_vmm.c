@@ -98,12 +98,8 @@ static void closes_on_a_full_device(void)
 }
 
 /* The slab of a living owner, who can free it only then. */
-Test(gpu_vmm, closes_a_map_when_the_device_is_full)
-{
-    gpu_world(GPU_FAKE);
-    setenv("FAKE_CUDA_MEMORY_MB", "256", 1);
-    gpu_run(2, (gpu_fn[]){ lends_and_retires, closes_on_a_full_device });
-}
+GPU_PAIR(gpu_vmm, closes_a_map_when_the_device_is_full, 60, (setenv("FAKE_CUDA_MEMORY_MB", "256", 1), GPU_FAKE),
+         lends_and_retires, closes_on_a_full_device);
 
 static unsigned alloc_fails(unsigned long long *address, size_t bytes)
 {
@@ -213,7 +209,7 @@ static void maps_where_the_driver_fails(void)
 
     gpu_meet_lender(LENT);
     count_from(0);
-    before = gpu_open_fds() + 1;            /* the tests' driver has one for what settling frees */
+    before = open_descriptors() + 1;            /* the tests' driver has one for what settling frees */
     for (const char *const *call = borrowing; *call != NULL; call++)
         for (int left = 0; left < (call == &borrowing[0] || call == &borrowing[2] ? CHUNKS : 1); left++) {
             fail(*call, left);
@@ -221,7 +217,7 @@ static void maps_where_the_driver_fails(void)
             GPU_EQ(vmm->handles, 0);
             GPU_EQ(vmm->mapped, 0);
             GPU_EQ(vmm->reserved, 0);
-            GPU_EQ(gpu_open_fds(), before);
+            GPU_EQ(open_descriptors(), before);
         }
     fail(NULL, 0);
     address = gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &held);
@@ -236,6 +232,7 @@ static void maps_where_the_driver_fails(void)
     }
     GPU_EQ(vmm->mapped, 0);
     GPU_EQ(vmm->reserved, 0);
+    GPU_EQ(open_descriptors(), before);
     gpu_end();
 }
 
@@ -248,7 +245,7 @@ static void check_nothing_is_left(int fds, uint64_t used)
     GPU_EQ(vmm->handles, 0);
     GPU_EQ(vmm->mapped, 1);
     GPU_EQ(vmm->reserved, 1);
-    GPU_EQ(gpu_open_fds(), fds);
+    GPU_EQ(open_descriptors(), fds);
     GPU_EQ(gpu_used(0), used);
 }
 
@@ -263,7 +260,7 @@ GPU_ALONE(gpu_vmm, leaves_nothing_where_memory_cannot_be_made_or_exported, 60, G
     gpu_start(0);
     range.address = gpu_segment(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     count_from(1);
-    before = gpu_open_fds();
+    before = open_descriptors();
     used = gpu_used(0);
     for (const char *const *call = making; *call != NULL; call++) {
         fail(*call, 0);

@@ -214,6 +214,35 @@ HARNESS_HANDLER(stuck)
     return put_new(bx_request_job(request), reply, 0);
 }
 
+int loans_pass_on(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int64_t value = bx_read_i64(args);
+    const char *way = bx_read_str(args);
+    int from = *way == '+' ? 100 : 0;
+    OWN(msg) *on = harness_msg_i64(value + from), *answer = NULL;
+    struct bx_reader reader;
+    bool is_last;
+    int rc;
+
+    (void)context;
+    way += *way == '+';
+    is_last = way[1] > '9';
+    if (!is_last)
+        bx_msg_put_str(on, way + 1);
+    while (bx_reader_tensors_left(args) > 0) {
+        struct bx_tensor *tensor = bx_read_tensor(args);
+        OWN(tensor) *part = NULL;
+
+        HARNESS_EQ(bx_tensor_slice(tensor, 0, from, bx_tensor_dim(tensor, 0), 1, &part), 0);
+        bx_msg_put_tensor(on, part);
+    }
+    rc = bx_rpc_sync(bx_request_job(request), bx_rank(way[0] - '0'), is_last ? way + 1 : "pass_on", on, NULL, &answer);
+    if (rc < 0)
+        return rc;
+    reader = bx_msg_reader(answer);
+    return bx_msg_put_i64(reply, bx_read_i64(&reader));
+}
+
 int loans_setup(struct bx_job *job)
 {
     static char keeps[] = "keeps";

@@ -33,6 +33,11 @@ bool loans_hold(const struct bx_tensor *tensor, uint64_t number);
 /* A filled tensor of one dimension; on the heap if job is NULL. Ends the worker if there is no memory. */
 struct bx_tensor *loans_tensor(struct bx_job *job, enum bx_dtype dtype, int64_t elements, uint64_t number);
 
+/* A handler, blocking, named "pass_on": a value, a way, tensors. The way has ranks, and last a function: "23keep" for
+ * worker 2, which passes it to worker 3's keep. "+" before a rank: the value plus 100, and of each tensor the elements
+ * from 100 on. Answers what the function answers. */
+int loans_pass_on(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
+
 /* The value, then `count` tensors of u8, numbered from value. The message has the only references to them. */
 struct bx_msg *loans_msg(struct bx_job *job, int64_t value, int count, int64_t elements);
 

@@ -14,31 +14,6 @@ static struct bx_future *future;
 
 TestSuite(passed, .timeout = 60);
 
-/* value, then the way: ranks as text, "23" for worker2 and then worker3, where the rest is passed to "keep". */
-HARNESS_HANDLER(pass_on)
-{
-    struct bx_job *job = bx_request_job(request);
-    struct bx_msg *on = harness_msg_i64(bx_read_i64(args)), *answer = NULL;
-    const char *way = bx_read_str(args);
-    struct bx_reader reader;
-    char to[] = "worker0";
-    int rc;
-
-    to[6] = way[0];
-    if (way[1] != '\0')
-        bx_msg_put_str(on, way + 1);
-    while (bx_reader_tensors_left(args) > 0)
-        bx_msg_put_tensor(on, bx_read_tensor(args));
-    rc = bx_rpc_sync(job, to, way[1] != '\0' ? "pass_on" : "keep", on, NULL, &answer);
-    bx_msg_destroy(on);
-    if (rc < 0)
-        return rc;
-    reader = bx_msg_reader(answer);
-    bx_msg_put_i64(reply, bx_read_i64(&reader));
-    bx_msg_destroy(answer);
-    return 0;
-}
-
 /* Answers with its tensors; first they go to worker `value` and back, unless that is 0. */
 HARNESS_HANDLER(mirror)
 {
@@ -75,7 +50,7 @@ HARNESS_HANDLER(write_over)
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_REGISTER(job, HARNESS_BLOCKING("pass_on", pass_on), HARNESS_BLOCKING("write_over", write_over),
+    HARNESS_REGISTER(job, HARNESS_BLOCKING("pass_on", loans_pass_on), HARNESS_BLOCKING("write_over", write_over),
                      HARNESS_BLOCKING("mirror", mirror));
     return loans_setup(job);
 }
@@ -111,7 +86,7 @@ HARNESS_TEST(passed, tensors_reach_a_third_worker_without_a_copy, 60, .size = 3,
              .body = { NULL, check_the_middle })
 {
     for (int i = 0; i < 10; i++)
-        HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, i, "2", i % 2 == 0 ? ELEMENTS : 100)), 1);
+        HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, i, "2keep", i % 2 == 0 ? ELEMENTS : 100)), 1);
     HARNESS_EQ(loans_of(job, 1).leases, 10);                /* worker1's, held for worker2 */
     HARNESS_EQ(loans_of(job, 2).leases, 0);
     HARNESS_EQ(harness_call_i64(job, "worker2", "drop", 10), 0);
@@ -216,7 +191,7 @@ static void await_gone(const struct bx_job *job, int rank)
 HARNESS_TEST(passed, tensors_stay_until_their_lender_drops_what_the_dead_sent_back, 60, .size = 3, .setup = setup,
              .dies = 1u << 2, .body = { NULL, harness_serve })
 {
-    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "21", ELEMENTS)), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "21keep", ELEMENTS)), 1);
     harness_signal(2, SIGKILL);
     await_gone(job, 2);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, 200 * HARNESS_MS), BX_E_TIMEOUT);
@@ -227,7 +202,7 @@ HARNESS_TEST(passed, tensors_stay_until_their_lender_drops_what_the_dead_sent_ba
 
 static void middles_die(struct bx_job *job, int first, int second)
 {
-    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "23", ELEMENTS)), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "23keep", ELEMENTS)), 1);
     harness_signal(first, SIGKILL);
     await_gone(job, first);
     harness_signal(second, SIGKILL);
@@ -289,7 +264,7 @@ static void holder_reads_on(struct bx_job *job)
 HARNESS_TEST(passed, tensors_stay_though_the_middle_ends_in_the_shutdown_of_their_owner, 60, .size = 3, .setup = setup,
              .body = { NULL, leaves_and_ends, holder_reads_on })
 {
-    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "2", ELEMENTS)), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "2keep", ELEMENTS)), 1);
     harness_leaves_by_itself();
     harness_post(HELD);
     harness_leave(job);
@@ -297,7 +272,7 @@ HARNESS_TEST(passed, tensors_stay_though_the_middle_ends_in_the_shutdown_of_thei
 
 static void middle_leaves(struct bx_job *job)
 {
-    const char *holder = bx_job_rank(job) == 0 ? "2" : "0";
+    const char *holder = bx_job_rank(job) == 0 ? "2keep" : "0keep";
 
     HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, holder, ELEMENTS)), 1);
     harness_post(HELD);

@@ -3,8 +3,9 @@
  * A worker of a job across hosts, for tests/e2e/net.sh. Who and where it is stands in the environment (BX_JOB, BX_RANK,
  * BX_WORLD_SIZE, BX_ROOT, BX_SECRET, BX_HOST).
  *
- *     prog_net pairs          checks what the network carries between all pairs: calls, deadlines, sizes, tensors. What
- *                             calls, batches and references are is tests/e2e/net_units.sh
+ *     prog_net pairs          checks what the network carries between all pairs: deadlines, sizes, tensors. What calls,
+ *                             batches and references are is tests/e2e/net_units.sh; many at once are prog_net_mix
+ *                             and prog_net_full
  *
  * All workers run the same mode. It prints "started", "failed: ..." for each check that fails, "cannot start: CODE:
  * SENTENCE", and "done" at the end. Exit status 0; 1: a check failed; 3: it could not start.
@@ -14,14 +15,12 @@
 #include <dlfcn.h>
 #include <signal.h>
 
-#define NOTES 100           /* one-way calls to each worker, before the end */
-#define LAST_NOTES 20       /* and at the end */
-#define FLIGHT 64
+#define NOTES 20            /* one-way calls to each worker, at the end */
 #define LARGE 20000000      /* bytes of the largest message */
 #define THIRDS 4            /* workers to which another one passes things on */
 
-static int notes[WORLD_MOST], last_notes[WORLD_MOST];
-static int holds_cancelled, deaths;
+static int notes[WORLD_MOST];       /* by rank: its one-way calls that have run */
+static int deaths;
 static uint64_t sent_bytes;         /* to remote workers, at least */
 static struct bx_tensor *kept[WORLD_MOST];      /* by rank: what it sent to be kept */
 
@@ -50,17 +49,6 @@ static uint64_t hash_of(const struct bx_tensor *tensor)
             index[d] = 0;
     }
     return hash;
-}
-
-static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    size_t bytes = bx_reader_left(args);
-
-    (void)request, (void)context;
-    bx_msg_put_bytes(reply, bx_read_bytes(args, bytes), bytes);
-    while (bx_reader_tensors_left(args) > 0)
-        bx_msg_put_tensor(reply, bx_read_tensor(args));
-    return bx_msg_error(reply);
 }
 
 static int hash(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
@@ -117,24 +105,11 @@ static int relay(const struct bx_request *request, struct bx_reader *args, struc
 /* One-way calls of a worker arrive in the order in which it made them. */
 static int note(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
-    int *count = &((int *)context)[bx_request_caller(request)];
+    int *count = &notes[bx_request_caller(request)];
 
-    (void)reply;
+    (void)reply, (void)context;
     EXPECT(bx_read_i64(args) == *count, "one-way call %d of rank %d", *count, bx_request_caller(request));
     ++*count;
-    return 0;
-}
-
-static int noted(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)args, (void)context;
-    return bx_msg_put_i64(reply, notes[bx_request_caller(request)]);
-}
-
-static int nap(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request, (void)reply, (void)context;
-    nap_ms((int)bx_read_i64(args));
     return 0;
 }
 
@@ -149,53 +124,10 @@ static int time_left(const struct bx_request *request, struct bx_reader *args, s
                                  (int64_t)(now.tv_sec * 1000 + now.tv_nsec / 1000000));
 }
 
-static void hold_ends(struct bx_future *future, void *context)
-{
-    (void)context;
-    if (bx_future_error(future) == BX_E_CANCELLED)
-        __atomic_add_fetch(&holds_cancelled, 1, __ATOMIC_RELAXED);
-    bx_future_release(future);
-}
-
-static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
-{
-    (void)request, (void)args, (void)context;
-    *reply = bx_future_create(job);
-    return bx_future_on_done(bx_future_acquire(*reply), hold_ends, NULL);
-}
-
-static int count_holds(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request, (void)args, (void)context;
-    return bx_msg_put_i64(reply, __atomic_load_n(&holds_cancelled, __ATOMIC_RELAXED));
-}
-
 static int tell_counter(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)request, (void)context;
     return bx_msg_put_u64(reply, counter(bx_read_str(args)));
-}
-
-static int register_functions(void)
-{
-    static const struct {
-        const char *name;
-        enum bx_kind kind;
-        bx_handler_fn fn;
-        void *context;
-    } functions[] = {
-        { "keep", BX_INLINE, keep, NULL }, { "hash_kept", BX_INLINE, hash_kept, NULL },
-        { "echo", BX_BLOCKING, echo, NULL }, { "hash", BX_BLOCKING, hash, NULL }, { "relay", BX_BLOCKING, relay, NULL },
-        { "note", BX_INLINE, note, notes }, { "last_note", BX_INLINE, note, last_notes },
-        { "noted", BX_INLINE, noted, NULL }, { "nap", BX_BLOCKING, nap, NULL },
-        { "time_left", BX_INLINE, time_left, NULL }, { "count_holds", BX_INLINE, count_holds, NULL },
-        { "counter", BX_INLINE, tell_counter, NULL },
-    };
-    int rc = bx_register_async(job, "hold", BX_INLINE, hold, NULL);
-
-    for (size_t i = 0; i < sizeof functions / sizeof functions[0] && rc == 0; i++)
-        rc = bx_register(job, functions[i].name, functions[i].kind, functions[i].fn, functions[i].context);
-    return rc;
 }
 
 /* ---- the process ------------------------------------------------------------------------------------------ */
@@ -217,77 +149,16 @@ static void check_signals(void)
 
 /* ---- calls ---------------------------------------------------------------------------------------------- */
 
-static void check_calls(int to)
-{
-    struct bx_future *futures[FLIGHT] = { NULL };
-    struct bx_msg *args[FLIGHT];
-
-    for (int i = 0; i < 50; i++)
-        call_add(to, rank, i);
-    for (int i = 0; i < FLIGHT; i++) {
-        args[i] = bx_msg_create(0);
-        bx_msg_put(args[i], "ii", i, 1000 * to);
-        EXPECT(bx_rpc_async(job, bx_rank(to), "add", args[i], NULL, &futures[i]) == 0, "%s", bx_error_text());
-    }
-    for (int round = 0; round < 2; round++) {
-        for (int i = 0; i < FLIGHT; i++) {
-            int rc = bx_future_wait(futures[i], BX_FOREVER);
-            struct bx_reader reader = bx_msg_reader(bx_future_value(futures[i]));
-
-            EXPECT(rc == 0 && bx_read_i64(&reader) == i + 1000 * to, "to %d: %s", to, bx_future_error_text(futures[i]));
-            bx_future_release(futures[i]);
-        }
-        if (round == 0)
-            EXPECT(bx_rpc_many(job, bx_rank(to), "add", FLIGHT, (const struct bx_msg *const *)args, NULL, futures) == 0,
-                   "%s", bx_error_text());
-    }
-    for (int i = 0; i < FLIGHT; i++)
-        bx_msg_destroy(args[i]);
-}
-
-static void check_oneway(int to)
-{
-    int64_t count = 0;
-
-    for (int i = 0; i < NOTES; i++) {
-        struct bx_msg *args = bx_msg_create(0);
-
-        bx_msg_put_i64(args, i);
-        EXPECT(bx_rpc_oneway(job, bx_rank(to), "note", args, NULL) == 0, "%s", bx_error_text());
-        bx_msg_destroy(args);
-    }
-    EXPECT(bx_call(job, bx_rank(to), "noted", ">i", &count) == 0 && count == NOTES, "%d arrived", (int)count);
-}
-
+/* Of a callee: it has what is left by its own clock. */
 static void check_deadlines(int to)
 {
     const struct bx_call_options soon = { .timeout_ns = 30 * MS }, ten_s = { .timeout_ns = 10000 * MS };
-    uint64_t from_ns = now_ns(), ms;
-    int64_t left_ms = 0, before = 0, after = 0;
-    struct bx_future *future = NULL;
-    int rc = bx_call_with(job, bx_rank(to), "nap", &soon, "i>", 150);
+    int64_t left_ms = 0;
+    int rc = bx_call_with(job, bx_rank(to), "hold", &soon, ">");
 
-    ms = (now_ns() - from_ns) / MS;
-    /* A caller that the machine lets run again only after the nap has the reply. */
-    EXPECT((rc == BX_E_TIMEOUT || (rc == 0 && ms >= 150)) && ms >= 30 && ms < 2000, "%s after %u ms",
-           bx_error_name(rc), (unsigned)ms);
-    rc = bx_call_with(job, bx_rank(to), "hold", &soon, ">");
     EXPECT(rc == BX_E_TIMEOUT, "%s", bx_error_text());
     rc = bx_call_with(job, bx_rank(to), "time_left", &ten_s, ">i", &left_ms);
     EXPECT(rc == 0 && left_ms > 8000 && left_ms < 10200, "%d ms are left to rank %d", (int)left_ms, to);
-
-    /* A call that is cancelled ends at its callee, too. */
-    rc = bx_call(job, bx_rank(to), "count_holds", ">i", &before);
-    EXPECT(rc == 0 && bx_call_async(job, bx_rank(to), "hold", NULL, &future, "") == 0, "%s", bx_error_text());
-    call_add(to, 1, 2);
-    EXPECT(bx_future_cancel(future) == 0, "%s", bx_error_text());
-    EXPECT(bx_future_wait(future, BX_FOREVER) == BX_E_CANCELLED, "%s", bx_error_text());
-    bx_future_release(future);
-    for (int i = 0; i < 200 && after <= before; i++) {
-        rc = bx_call(job, bx_rank(to), "count_holds", ">i", &after);
-        nap_ms(5);
-    }
-    EXPECT(rc == 0 && after > before, "the callee was not told");
 }
 
 static void check_sizes(int to)
@@ -364,12 +235,6 @@ static void make_tensors(struct bx_tensor *tensors[SHAPES])
     tensors[n++] = viewed(0, filled(true, BX_I8, 2, (int64_t[]){ 20, 3 }));
 }
 
-static void release_all(struct bx_tensor **tensors, int count)
-{
-    for (int i = 0; i < count; i++)
-        bx_tensor_release(tensors[i]);
-}
-
 /* function answers with the hashes of the tensors, or sends them back. via: -1, or a worker that passes them on. */
 static void check_sent(int to, int via, const char *function, struct bx_tensor **tensors, int count)
 {
@@ -398,7 +263,7 @@ static void check_sent(int to, int via, const char *function, struct bx_tensor *
 
 static void check_tensors(int to)
 {
-    struct bx_tensor *tensors[SHAPES], *many[300];
+    struct bx_tensor *tensors[SHAPES];
 
     make_tensors(tensors);
     check_sent(to, -1, "hash", tensors, SHAPES);
@@ -411,12 +276,8 @@ static void check_tensors(int to)
         check_sent(third_of(to, i), to, "hash", tensors, SHAPES);
         check_sent(third_of(to, i), to, "echo", tensors, SHAPES);
     }
-    release_all(tensors, SHAPES);
-    for (int i = 0; i < 300; i++)
-        many[i] = filled(i % 7 == 0, BX_F32, 1, (int64_t[]){ i % 10 == 0 ? 20000 : i });
-    check_sent(to, -1, "hash", many, 300);
-    check_sent(to, -1, "echo", many, 300);
-    release_all(many, 300);
+    for (int i = 0; i < SHAPES; i++)
+        bx_tensor_release(tensors[i]);
 }
 
 /* Its borrower on another host keeps a copy: the lease is over, and the owner may write. */
@@ -432,34 +293,6 @@ static void check_kept(int to)
     EXPECT(bx_loans_wait(job, to, 0, 5000 * MS) == 0, "%d still borrows: %s", to, bx_error_text());
     memset(bx_tensor_data_mut(tensor), 5, bx_tensor_bytes(tensor));
     EXPECT(bx_call(job, bx_rank(to), "hash_kept", ">u", &found) == 0 && found == wanted, "%d has others", to);
-    bx_tensor_release(tensor);
-}
-
-/* Messages with tensors under way in both directions, among others that have none. */
-static void check_tensors_in_flight(int to)
-{
-    struct bx_future *futures[FLIGHT] = { NULL }, *others[FLIGHT] = { NULL };
-    struct bx_tensor *tensor = filled(false, BX_F32, 1, (int64_t[]){ 6000 });
-
-    for (int i = 0; i < FLIGHT; i++) {
-        struct bx_tensor *part = NULL;
-
-        EXPECT(bx_tensor_slice(tensor, 0, i, 5000 + i, 1, &part) == 0 &&
-               bx_call_async(job, bx_rank(to), "echo", NULL, &futures[i], "T", part) == 0 &&
-               bx_call_async(job, bx_rank(to), "add", NULL, &others[i], "ii", i, i) == 0, "%s", bx_error_text());
-        bx_tensor_release(part);
-    }
-    for (int i = 0; i < FLIGHT; i++) {
-        bool came = bx_future_wait(futures[i], BX_FOREVER) == 0 && bx_future_wait(others[i], BX_FOREVER) == 0;
-        struct bx_reader reader = bx_msg_reader(bx_future_value(futures[i]));
-        const struct bx_tensor *back = came ? bx_read_tensor(&reader) : NULL;
-
-        EXPECT(back != NULL && bx_tensor_elements(back) == 5000 &&
-               memcmp(bx_tensor_data(back), (const float *)bx_tensor_data(tensor) + i, 20000) == 0, "to %d: %s", to,
-               bx_future_error_text(futures[i]));
-        bx_future_release(futures[i]);
-        bx_future_release(others[i]);
-    }
     bx_tensor_release(tensor);
 }
 
@@ -508,8 +341,7 @@ static void someone_died(struct bx_job *of, int who, void *context)
 
 static void check_everything(void)
 {
-    static void (*const checks[])(int to) = { check_calls, check_oneway, check_deadlines, check_sizes,
-                                              check_tensors, check_kept, check_tensors_in_flight };
+    static void (*const checks[])(int to) = { check_deadlines, check_sizes, check_tensors, check_kept };
 
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
         for (int step = 0; step < size; step++)
@@ -542,16 +374,16 @@ static int run_pairs(void)
     check_nothing_is_left();
     barrier();
     for (int to = 0; to < size; to++)
-        for (int i = 0; i < LAST_NOTES; i++) {
+        for (int i = 0; i < NOTES; i++) {
             struct bx_msg *args = bx_msg_create(0);
 
             bx_msg_put_i64(args, i);
-            EXPECT(bx_rpc_oneway(job, bx_rank(to), "last_note", args, NULL) == 0, "%s", bx_error_text());
+            EXPECT(bx_rpc_oneway(job, bx_rank(to), "note", args, NULL) == 0, "%s", bx_error_text());
             bx_msg_destroy(args);
         }
     leave();
     for (int from = 0; from < size; from++)
-        EXPECT(last_notes[from] == LAST_NOTES, "%d of the last one-way calls of %d ran", last_notes[from], from);
+        EXPECT(notes[from] == NOTES, "%d of the last one-way calls of %d ran", notes[from], from);
     EXPECT(counter("peers_dead") == 0 && deaths == 0, "workers died");
     return close_job();
 }
@@ -568,10 +400,8 @@ int main(int argc, char **argv)
     rc = bx_job_create(NULL, &job);
     if (rc == 0)
         rc = bx_on_death(job, someone_died, NULL);
-    if (rc == 0)
-        rc = register_functions();
-    if (start(rc))
-        return run_pairs();
-    bx_job_destroy(job);
-    return 3;
+    return !start(rc, FUNCTIONS(INLINE("keep", keep), INLINE("hash_kept", hash_kept), BLOCKING("echo", echo),
+                                BLOCKING("hash", hash), BLOCKING("relay", relay), INLINE("note", note),
+                                ASYNC("hold", hold), INLINE("time_left", time_left), INLINE("counter", tell_counter)))
+           ? 3 : run_pairs();
 }

@@ -135,6 +135,47 @@ static int meet(const struct bx_request *request, struct bx_reader *args, struct
     return 0;
 }
 
+/* Back come all bytes and all tensors. */
+static inline int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    size_t bytes = bx_reader_left(args);
+
+    (void)request, (void)context;
+    bx_msg_put_bytes(reply, bx_read_bytes(args, bytes), bytes);
+    while (bx_reader_tensors_left(args) > 0)
+        bx_msg_put_tensor(reply, bx_read_tensor(args));
+    return bx_msg_error(reply);
+}
+
+/* Does not answer. */
+static inline int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
+                       void *context)
+{
+    (void)request, (void)args, (void)context;
+    *reply = bx_future_create(job);
+    return bx_future_acquire(*reply) != NULL ? 0 : -1;          /* kept: it is not abandoned */
+}
+
+struct function {
+    const char *name;                   /* NULL: the end */
+    enum bx_kind kind;
+    bx_handler_fn fn;
+    bx_async_fn async;                  /* instead of fn */
+    void *context;
+};
+#define INLINE(name, fn) { name, BX_INLINE, fn, NULL, NULL }
+#define BLOCKING(name, fn) { name, BX_BLOCKING, fn, NULL, NULL }
+#define ASYNC(name, fn) { name, BX_INLINE, NULL, fn, NULL }
+#define FUNCTIONS(...) (const struct function[]){ __VA_ARGS__, INLINE(NULL, NULL) }
+
+static int register_all(int rc, const struct function *at)
+{
+    for (; rc == 0 && at->name != NULL; at++)
+        rc = at->async != NULL ? bx_register_async(job, at->name, at->kind, at->async, at->context)
+                               : bx_register(job, at->name, at->kind, at->fn, at->context);
+    return rc;
+}
+
 static void barrier(void)
 {
     int rc = bx_rpc_sync(job, bx_rank(0), "meet", NULL, NULL, NULL);
@@ -142,7 +183,7 @@ static void barrier(void)
     EXPECT(rc == 0, "barrier: %s", bx_error_text());
 }
 
-static int64_t call_add(int to, int64_t a, int64_t b)
+static inline int64_t call_add(int to, int64_t a, int64_t b)
 {
     int64_t sum = -1;
     int rc = bx_call(job, bx_rank(to), "add", "ii>i", a, b, &sum);
@@ -189,26 +230,22 @@ static struct libc_code read_libc_code(void)
 
 /* ---- start and end ---------------------------------------------------------------------------------------- */
 
-/* rc: of creating the job and registering what else there is. False: that or the start failed, and its sentence is
- * printed. */
-static bool start(int rc)
+/* rc: of creating the job. False: that or the start failed, its sentence is printed, and the job is destroyed. */
+static bool start(int rc, const struct function *functions)
 {
     libc_code = read_libc_code();
-    if (rc == 0)
-        rc = bx_register(job, "add", BX_INLINE, add, NULL);
     if (rc == 0) {
         rank = bx_job_rank(job);    /* others call before bx_job_start returns */
         size = bx_job_world_size(job);
-        rc = bx_register(job, "host", BX_INLINE, tell_host, NULL);
     }
-    if (rc == 0)
-        rc = bx_register(job, "host_of", BX_BLOCKING, tell_host_of, NULL);
-    if (rc == 0)
-        rc = bx_register_async(job, "meet", BX_INLINE, meet, NULL);
+    rc = register_all(rc, FUNCTIONS(INLINE("add", add), INLINE("host", tell_host), BLOCKING("host_of", tell_host_of),
+                                    ASYNC("meet", meet)));
+    rc = register_all(rc, functions);
     if (rc == 0)
         rc = bx_job_start(job);
     if (rc < 0) {
         printf("cannot start: %s: %s\n", bx_error_name(rc), bx_error_text());
+        bx_job_destroy(job);
         return false;
     }
     for (int other = 0; other < size; other++) {

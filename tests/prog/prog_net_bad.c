@@ -255,32 +255,14 @@ static int follow_clock(void)
     return end();
 }
 
-static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
-{
-    (void)request, (void)args, (void)context;
-    *reply = bx_future_create(job);
-    return bx_future_acquire(*reply) != NULL ? 0 : -1;
-}
-
 int main(int argc, char **argv)
 {
     const bool parts = argc == 3 && strcmp(argv[1], "parts") == 0;
     int rc = argc == 2 || parts ? bx_job_create(NULL, &job) : -1;
 
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (rc == 0)
-        rc = bx_register(job, "attack", BX_INLINE, attack, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "lie", BX_INLINE, lie, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "shift_clock", BX_INLINE, shift_clock, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "tell_left", BX_INLINE, tell_left, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "lend_badly", BX_INLINE, lend_badly, NULL);
-    if (rc == 0)
-        rc = bx_register_async(job, "hold", BX_INLINE, hold, NULL);
-    if (!start(rc))
+    if (!start(rc, FUNCTIONS(INLINE("attack", attack), INLINE("lie", lie), INLINE("shift_clock", shift_clock),
+                             INLINE("tell_left", tell_left), INLINE("lend_badly", lend_badly), ASYNC("hold", hold))))
         return 3;
     if (strcmp(argv[1], "lie") == 0)
         return leave_behind_a_lie();

@@ -48,20 +48,6 @@ struct caller {
 
 /* ---- functions -------------------------------------------------------------------------------------------- */
 
-/* Does not answer. */
-static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
-{
-    (void)request, (void)args, (void)context;
-    *reply = bx_future_create(job);
-    return bx_future_acquire(*reply) != NULL ? 0 : -1;          /* kept: it is not abandoned */
-}
-
-static int send_back(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request, (void)context;
-    return bx_msg_put_tensor(reply, bx_read_tensor(args));
-}
-
 static int give_thing(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     static const struct bx_type type = { .name = "thing" };
@@ -436,15 +422,8 @@ static bool prepare(void)
 
     if (rc == 0)
         rc = bx_on_death(job, someone_died, NULL);
-    if (rc == 0)
-        rc = bx_register_async(job, "hold", BX_INLINE, hold, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "send_back", BX_BLOCKING, send_back, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "give_thing", BX_INLINE, give_thing, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "add_later", BX_BLOCKING, add_later, NULL);
-    return start(rc);
+    return start(rc, FUNCTIONS(ASYNC("hold", hold), BLOCKING("send_back", echo), INLINE("give_thing", give_thing),
+                               BLOCKING("add_later", add_later)));
 }
 
 static bool is(const char *mode, const char *name)
@@ -483,10 +462,8 @@ int main(int argc, char **argv)
         close(go[0]);
     }
     starts_quietly = first;
-    if (!prepare()) {
-        bx_job_destroy(job);
+    if (!prepare())
         return 3;
-    }
     return stops    ? stop(atoi(argv[2]), go[1])
            : last   ? send_last(atoi(argv[2]), go[1])
            : holds  ? hold_until(argv[2])

@@ -46,14 +46,6 @@ static int hash(const struct bx_request *request, struct bx_reader *args, struct
     return bx_msg_put_u64(reply, sum);
 }
 
-static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request, (void)context;
-    while (bx_reader_tensors_left(args) > 0)
-        bx_msg_put_tensor(reply, bx_read_tensor(args));
-    return bx_msg_error(reply);
-}
-
 static int nap(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)request, (void)reply, (void)context;
@@ -357,17 +349,8 @@ static bool prepare(const char *mode)
     if (is_1 && strcmp(mode, "room") == 0)
         options.arena_bytes = 4 << 20;
     rc = bx_job_create(&options, &job);
-    if (rc == 0)
-        rc = bx_register(job, "hash", BX_BLOCKING, hash, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "echo", BX_BLOCKING, echo, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "nap", BX_INLINE, nap, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "give", BX_BLOCKING, give, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "end_self", BX_INLINE, end_self, NULL);
-    return start(rc);
+    return start(rc, FUNCTIONS(BLOCKING("hash", hash), BLOCKING("echo", echo), INLINE("nap", nap),
+                               BLOCKING("give", give), INLINE("end_self", end_self)));
 }
 
 int main(int argc, char **argv)
@@ -375,10 +358,8 @@ int main(int argc, char **argv)
     const char *mode = argc == 2 ? argv[1] : "";
 
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (!prepare(mode)) {
-        bx_job_destroy(job);
+    if (!prepare(mode))
         return 3;
-    }
     barrier();
     EXPECT(is_remote(1) || rank % 2 == 1, "rank 1 is on the host of rank 0");
     if (strcmp(mode, "stuck") == 0)

@@ -325,20 +325,9 @@ int main(int argc, char **argv)
 
     setvbuf(stdout, NULL, _IOLBF, 0);
     without = argc == 2 ? atoi(argv[1]) : -1;
-    if (rc == 0)
-        rc = bx_register(job, "compare", BX_BLOCKING, compare, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "pass_on", BX_BLOCKING, pass_on, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "keep", BX_INLINE, keep, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "compare_kept", BX_BLOCKING, compare_kept, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "staged", BX_INLINE, staged, NULL);
-    if (!start(rc)) {
-        bx_job_destroy(job);
+    if (!start(rc, FUNCTIONS(BLOCKING("compare", compare), BLOCKING("pass_on", pass_on), INLINE("keep", keep),
+                             BLOCKING("compare_kept", compare_kept), INLINE("staged", staged))))
         return 3;
-    }
     if (rank != without)
         check();
     else

@@ -19,14 +19,6 @@
 #define AGAIN 30000         /* messages */
 #define FLIGHT 64
 
-static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    size_t bytes = bx_reader_left(args);
-
-    (void)request, (void)context;
-    return bx_msg_put_bytes(reply, bx_read_bytes(args, bytes), bytes);
-}
-
 static void send_again(void)
 {
     static unsigned char data[FLIGHT][20000];
@@ -48,12 +40,7 @@ static bool start_within(uint64_t timeout_ns)
     int rc = bx_job_create(&options, &job);
 
     starts_quietly = true;
-    if (rc == 0)
-        rc = bx_register(job, "mirror", BX_INLINE, echo, NULL);
-    if (start(rc))
-        return true;
-    bx_job_destroy(job);
-    return false;
+    return start(rc, FUNCTIONS(INLINE("mirror", echo)));
 }
 
 /* Of this process, by TCP. */

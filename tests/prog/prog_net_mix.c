@@ -140,7 +140,7 @@ static bool check(struct bx_reader *reader, struct bx_msg *reply, const char *wh
 
 /* ---- functions --------------------------------------------------------------------------------------------- */
 
-static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+static int check_and_echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     check(args, reply, context, bx_request_caller(request));
     return bx_msg_error(reply);
@@ -371,24 +371,13 @@ static bool prepare(void)
     int rc = bx_job_create(&options, &job);
 
     if (rc == 0)
-        rc = bx_register(job, functions[0], BX_INLINE, echo, "inline");
-    if (rc == 0)
-        rc = bx_register(job, functions[1], BX_BLOCKING, echo, "blocking");
-    if (rc == 0)
-        rc = bx_register(job, functions[2], BX_LOCKED, echo, "locked");
-    if (rc == 0)
-        rc = bx_register(job, "take", BX_BLOCKING, take, "take");
-    if (rc == 0)
-        rc = bx_register(job, "relay", BX_BLOCKING, relay, "relay");
-    if (rc == 0)
-        rc = bx_register(job, "give", BX_BLOCKING, give, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "new_box", BX_INLINE, new_box, NULL);
-    if (rc == 0)
-        rc = bx_register(job, "use_box", BX_BLOCKING, use_box, NULL);
-    if (rc == 0)
         rc = bx_register_method(job, &box_type, "read_box", BX_INLINE, read_box, NULL);
-    return start(rc);
+    return start(rc, FUNCTIONS({ functions[0], BX_INLINE, check_and_echo, NULL, "inline" },
+                               { functions[1], BX_BLOCKING, check_and_echo, NULL, "blocking" },
+                               { functions[2], BX_LOCKED, check_and_echo, NULL, "locked" },
+                               { "take", BX_BLOCKING, take, NULL, "take" },
+                               { "relay", BX_BLOCKING, relay, NULL, "relay" }, BLOCKING("give", give),
+                               INLINE("new_box", new_box), BLOCKING("use_box", use_box)));
 }
 
 static void run(void)
@@ -422,10 +411,8 @@ int main(int argc, char **argv)
         snprintf(list, sizeof list, "%s", argv[3]);
     for (char *word; (word = strtok_r(rest, ",", &rest)) != NULL; some_die = true)
         ends[atoi(word)] = 1;
-    if (!prepare()) {
-        bx_job_destroy(job);
+    if (!prepare())
         return 3;
-    }
     dies = ends[rank];
     seed = strtoull(argv[2], NULL, 10);
     until_ns = now_ns() + (uint64_t)atoi(argv[1]) * 1000 * MS;

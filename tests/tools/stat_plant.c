@@ -98,6 +98,11 @@ struct bxi_control *plant_control(int rank)
     return plant.segment[rank].control;
 }
 
+void plant_set(bxi_a64 *word, uint64_t value)
+{
+    bxi_store_relaxed(word, value);
+}
+
 struct bxi_pair_counters *plant_counters(int rank)
 {
     return &bxi_tables(plant_control(rank))->pair_counters[1 - rank];

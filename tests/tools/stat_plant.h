@@ -54,6 +54,7 @@ struct bxi_object_row *plant_object(int rank, uint64_t id, uint64_t since_ns);
 /* rank's rows of remote workers, of which that of the other names it, on "far", as a worker would that has sent 1,500
  * bytes there and got 700 back in a round trip of 42 us. The other's segment loses its name: it is on another host. */
 struct bxi_remote_row *plant_remote(int rank);
+void plant_set(bxi_a64 *word, uint64_t value);
 /* The word at pos of rank's ring. */
 bxi_a64 *plant_word(int rank, uint64_t pos);
 /* So many seconds ago, by the clock of the segments. */

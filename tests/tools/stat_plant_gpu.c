@@ -5,11 +5,6 @@
  */
 #include "stat_plant_gpu.h"
 
-void gpu_set(bxi_a64 *word, uint64_t value)
-{
-    bxi_store_relaxed(word, value);
-}
-
 struct bxi_gpu_region *gpu_region(int rank)
 {
     return bxi_segment_at(&plant.segment[rank], BXI_DEVICE_OFFSET);
@@ -27,7 +22,7 @@ bxi_a64 *gpu_counter(int rank, enum bxi_counter which)
 
 void gpu_set_slab(int rank, uint32_t slab, uint64_t generation, unsigned state)
 {
-    gpu_set(&gpu_region(rank)->slab[slab].stamp, generation << 2 | state);
+    plant_set(&gpu_region(rank)->slab[slab].stamp, generation << 2 | state);
 }
 
 void gpu_set_open(int rank, uint32_t open)
@@ -42,14 +37,14 @@ static void make_gpu(int rank)
 
     cr_assert_eq(bxi_segment_open_device(&plant.segment[rank], 2), 0);
     mine->head.layout = BXI_GPU_LAYOUT;
-    gpu_set(&mine->head.magic, BXI_GPU_MAGIC);
+    plant_set(&mine->head.magic, BXI_GPU_MAGIC);
     for (int i = 0; i < 2; i++) {
         memset(mine->head.device[i], 0x11 * (i + 1), BXI_GPU_UUID_BYTES);
         mine->lane[i].device = (uint32_t)i;
         bxi_store_relaxed(&mine->lane[i].order, BXI_GPU_HOST_WORDS);
     }
     bxi_store_relaxed(&mine->head.device_count, 2);
-    gpu_set(&mine->word[0].value, WORD);
+    plant_set(&mine->word[0].value, WORD);
     gpu_set_open(rank, 1);
 }
 
@@ -73,12 +68,12 @@ void gpu_plant_make(void)
     gpu_set_slab(0, SLAB, 1, RETIRING);
     gpu_fill_slab(0, SLAB_EMPTY, 1, 2 * MIB);
     gpu_set_slab(0, SLAB_EMPTY, 4, EMPTY);
-    gpu_set(&gpu_held(1, 0)->generation[0], GENERATION);
-    gpu_set(&gpu_held(1, 0)->generation[SLAB], 1);
+    plant_set(&gpu_held(1, 0)->generation[0], GENERATION);
+    plant_set(&gpu_held(1, 0)->generation[SLAB], 1);
     memset(gpu_region(1)->head.known[0], 0x22, BXI_GPU_UUID_BYTES);
     bxi_store_relaxed(&gpu_region(1)->head.known_count, 1);
     memset(gpu_region(1)->head.refused[0], 0x22, BXI_GPU_UUID_BYTES);
     bxi_store_relaxed(&gpu_region(1)->head.refused_count, 1);
-    gpu_set(gpu_counter(1, BXI_C_gpu_slabs_opened), 5);
-    gpu_set(gpu_counter(1, BXI_C_gpu_slabs_closed), 3);
+    plant_set(gpu_counter(1, BXI_C_gpu_slabs_opened), 5);
+    plant_set(gpu_counter(1, BXI_C_gpu_slabs_closed), 3);
 }

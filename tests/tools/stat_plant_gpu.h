@@ -28,7 +28,6 @@ void gpu_plant_make(void);
 struct bxi_gpu_region *gpu_region(int rank);
 struct bxi_gpu_held *gpu_held(int rank, int owner);
 bxi_a64 *gpu_counter(int rank, enum bxi_counter which);
-void gpu_set(bxi_a64 *word, uint64_t value);
 void gpu_set_slab(int rank, uint32_t slab, uint64_t generation, unsigned state);
 void gpu_fill_slab(int rank, uint32_t slab, int device, uint64_t bytes);
 /* Sets device_open of rank: 0 means that it has no GPU open. */

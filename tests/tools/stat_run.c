@@ -82,6 +82,46 @@ void stat_run_fits(const struct stat_run *run)
         cr_expect_leq(strcspn(line, "\n"), 80, "%s", run->text);
 }
 
+/* path: what was compared last, from the value on. */
+static bool is_like(const struct json *value, const struct json *wanted, char path[256])
+{
+    size_t end = strlen(path), index = 0;
+
+    if (value == NULL || value->type != wanted->type || value->number != wanted->number ||
+        strcmp(json_text(value), json_text(wanted)) != 0 ||
+        (wanted->type == JSON_ARRAY && value->count != wanted->count))
+        return false;
+    for (const struct json *child = wanted->first; child != NULL; child = child->next, index++) {
+        if (child->key != NULL)
+            snprintf(path + end, 256 - end, ".%s", child->key);
+        else
+            snprintf(path + end, 256 - end, "[%zu]", index);
+        if (!is_like(child->key != NULL ? json_get(value, child->key) : json_at(value, index), child, path))
+            return false;
+    }
+    path[end] = '\0';
+    return true;
+}
+
+const char *stat_run_differs(const struct json *value, const char *wanted, ...)
+{
+    static char path[256], text[2048];
+    struct json *parsed;
+    va_list list;
+    bool is;
+
+    va_start(list, wanted);
+    vsnprintf(text, sizeof(text), wanted, list);
+    va_end(list);
+    for (char *quote = text; (quote = strchr(quote, '\'')) != NULL;)
+        *quote = '"';
+    strcpy(path, "the value");
+    parsed = json_parse(text);
+    is = parsed != NULL && is_like(value, parsed, path);
+    json_free(parsed);
+    return is ? NULL : strncat(path, " is another", sizeof(path) - strlen(path) - 1);
+}
+
 const struct json *stat_run_job(const struct stat_run *run)
 {
     return json_at(json_get(run->json, "jobs"), 0);

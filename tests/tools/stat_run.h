@@ -21,6 +21,16 @@ struct stat_run stat_run(const char *format, ...) __attribute__((format(printf, 
 struct stat_run stat_run_json(const char *command, const char *job);
 struct stat_run stat_run_fine(const char *command, const char *job);
 
+/* Where a value differs from what `wanted` says; NULL: nowhere. That is JSON with ' for ", a format of printf's. Of an
+ * object it has some keys, of an array each element. The text is valid until the next call. */
+const char *stat_run_differs(const struct json *value, const char *wanted, ...) __attribute__((format(printf, 2, 3)));
+#define STAT_RUN_IS(value, ...) \
+    do { \
+        const char *differs = stat_run_differs((value), __VA_ARGS__); \
+\
+        cr_expect_null(differs, "%s", differs); \
+    } while (0)
+
 /* Its text has that part. */
 #define STAT_RUN_SAYS(run, part) cr_expect_not_null(strstr((run).text, (part)), "%s", (run).text)
 /* No line of its text is wider than 80 columns. */

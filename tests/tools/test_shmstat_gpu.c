@@ -12,55 +12,16 @@ TestSuite(shmstat_gpu, .init = gpu_plant_make, .fini = plant_remove, .timeout = 
 
 /* ---- What is shown ------------------------------------------------------------------------------------- */
 
-#define NUMBER(object, key) json_number(json_get(object, key))
-#define TEXT(object, key) json_text(json_get(object, key))
-
 static const struct json *gpu_of(const struct stat_run *run, int rank)
 {
     return json_get(stat_run_worker(run, rank), "gpu");
 }
 
-static void expect_owner(const struct json *gpu)
-{
-    const struct json *device = stat_run_row(gpu, "devices", "device", 1);
-    const struct json *live = stat_run_row(gpu, "slabs", "slab", 0);
-    const struct json *retiring = stat_run_row(gpu, "slabs", "slab", SLAB);
-    const struct json *lane = stat_run_row(gpu, "lanes", "lane", 0);
-
-    cr_expect_eq(json_get(gpu, "devices")->count, 2);
-    cr_expect_str_eq(TEXT(device, "uuid"), UUID_2);
-    cr_expect_str_eq(TEXT(device, "order"), "host_words");
-    cr_expect_eq(NUMBER(device, "is_fallback"), 0);
-    cr_expect_eq(json_get(gpu, "slabs")->count, 2);
-    cr_expect_eq(NUMBER(live, "generation"), GENERATION);
-    cr_expect_str_eq(TEXT(live, "state"), "live");
-    cr_expect_eq(NUMBER(live, "bytes"), 64 * MIB);
-    cr_expect_eq(NUMBER(live, "device"), 0);
-    cr_expect_eq(json_number(json_at(json_get(live, "open_in"), 0)), 1);
-    cr_expect_eq(json_get(live, "was_open_in")->count, 0);
-    cr_expect_str_eq(TEXT(retiring, "state"), "retiring");
-    cr_expect_eq(NUMBER(retiring, "device"), 1);
-    cr_expect_eq(json_get(gpu, "lanes")->count, 2);
-    cr_expect_eq(NUMBER(lane, "word"), WORD);
-    cr_expect_eq(NUMBER(lane, "poisoned"), 0);
-    cr_expect_eq(json_get(gpu, "borrowed")->count, 0);
-}
-
 static void expect_borrower(const struct json *gpu)
 {
-    const struct json *borrowed = stat_run_row(gpu, "borrowed", "slab", 0);
-
-    cr_expect_eq(json_get(gpu, "borrowed")->count, 2);
-    cr_expect_eq(NUMBER(borrowed, "peer"), 0);
-    cr_expect_str_eq(TEXT(borrowed, "peer_name"), "caller");
-    cr_expect_eq(NUMBER(borrowed, "generation"), GENERATION);
-    cr_expect_str_eq(TEXT(borrowed, "state"), "live");
-    cr_expect_eq(NUMBER(borrowed, "bytes"), 64 * MIB);
-    cr_expect_str_eq(TEXT(stat_run_row(gpu, "borrowed", "slab", SLAB), "state"), "retiring");
-    cr_expect_str_eq(json_text(json_at(json_get(gpu, "refused"), 0)), UUID_2);
-    cr_expect_eq(json_get(gpu, "refused")->count, 1);
-    cr_expect_str_eq(json_text(json_at(json_get(gpu, "known"), 0)), UUID_2);
-    cr_expect_eq(json_get(gpu, "known")->count, 1);
+    STAT_RUN_IS(gpu, "{'borrowed': [{'slab': 0, 'peer': 0, 'peer_name': 'caller', 'generation': %d, 'state': 'live',"
+                " 'bytes': 67108864}, {'slab': %d, 'state': 'retiring'}],"
+                " 'refused': ['" UUID_2 "'], 'known': ['" UUID_2 "']}", GENERATION, SLAB);
 }
 
 Test(shmstat_gpu, shows_devices_slabs_lanes_and_who_has_slabs_open)
@@ -71,7 +32,12 @@ Test(shmstat_gpu, shows_devices_slabs_lanes_and_who_has_slabs_open)
         struct stat_run run = stat_run_json(commands[i], plant.job);
 
         cr_expect_eq(run.status, 0);
-        expect_owner(gpu_of(&run, 0));
+        STAT_RUN_IS(gpu_of(&run, 0), "{'devices': [{'device': 0}, {'device': 1, 'uuid': '" UUID_2 "',"
+                    " 'order': 'host_words', 'is_fallback': false}], 'slabs': [{'slab': 0, 'generation': %d,"
+                    " 'state': 'live', 'bytes': 67108864, 'device': 0, 'open_in': [1], 'was_open_in': []},"
+                    " {'slab': %d, 'state': 'retiring', 'device': 1}],"
+                    " 'lanes': [{'lane': 0, 'word': %d, 'poisoned': false}, {}], 'borrowed': []}",
+                    GENERATION, SLAB, WORD);
         expect_borrower(gpu_of(&run, 1));
         cr_expect_eq(stat_run_counter(stat_run_worker(&run, 1), "gpu_slabs_opened"), 5);
     }
@@ -104,9 +70,8 @@ Test(shmstat_gpu, tells_generations_of_a_slab_apart)
 
     struct stat_run run = stat_run_json("gpu", plant.job);
 
-    cr_expect_eq(json_get(stat_run_row(gpu_of(&run, 0), "slabs", "slab", 0), "open_in")->count, 0);
-    cr_expect_str_eq(TEXT(stat_run_row(gpu_of(&run, 1), "borrowed", "slab", 0), "state"), "");
-    cr_expect_eq(json_get(stat_run_row(gpu_of(&run, 0), "slabs", "slab", SLAB), "open_in")->count, 1);
+    STAT_RUN_IS(gpu_of(&run, 0), "{'slabs': [{'slab': 0, 'open_in': []}, {'slab': %d, 'open_in': [1]}]}", SLAB);
+    STAT_RUN_IS(gpu_of(&run, 1), "{'borrowed': [{'slab': 0, 'state': null}, {}]}");
 }
 
 /* I14: no byte of the region is read unless device_open is 1. */
@@ -117,28 +82,27 @@ Test(shmstat_gpu, shows_nothing_of_a_worker_without_an_open_gpu)
     struct stat_run run = stat_run_json("gpu", plant.job);
 
     cr_expect_eq(gpu_of(&run, 0)->type, JSON_NULL);
-    cr_expect_str_eq(TEXT(stat_run_row(gpu_of(&run, 1), "borrowed", "slab", 0), "state"), "");
+    STAT_RUN_IS(gpu_of(&run, 1), "{'borrowed': [{'slab': 0, 'state': null}, {}]}");
 }
 
 static void expect_order(const char *order, bool is_fallback)
 {
     struct stat_run run = stat_run_json("gpu", plant.job);
-    const struct json *device = stat_run_row(gpu_of(&run, 0), "devices", "device", 0);
 
-    cr_expect_str_eq(TEXT(device, "order"), order);
-    cr_expect_eq(NUMBER(device, "is_fallback"), is_fallback, "%s", order);
+    STAT_RUN_IS(gpu_of(&run, 0), "{'devices': [{'device': 0, 'order': %s, 'is_fallback': %s}, {}]}", order,
+                is_fallback ? "true" : "false");
 }
 
 Test(shmstat_gpu, tells_a_fallback_from_an_order_that_was_asked_for)
 {
     bxi_store_relaxed(&gpu_region(0)->lane[0].order, BXI_GPU_EVENTS);
-    expect_order("events", false);
-    gpu_set(gpu_counter(0, BXI_C_gpu_fallbacks), 1);
-    expect_order("events", true);
+    expect_order("'events'", false);
+    plant_set(gpu_counter(0, BXI_C_gpu_fallbacks), 1);
+    expect_order("'events'", true);
     bxi_store_relaxed(&gpu_region(0)->lane[0].order, BXI_GPU_HOST_WORDS);
-    expect_order("host_words", false);
+    expect_order("'host_words'", false);
     bxi_store_relaxed(&gpu_region(0)->lane[0].order, 0);
-    expect_order("", false);
+    expect_order("null", false);
 }
 
 Test(shmstat_gpu, shows_slabs_that_dead_workers_had_open)
@@ -146,23 +110,19 @@ Test(shmstat_gpu, shows_slabs_that_dead_workers_had_open)
     plant_kill(1);
 
     struct stat_run run = stat_run_json("gpu", plant.job);
-    const struct json *slab = stat_run_row(gpu_of(&run, 0), "slabs", "slab", 0);
 
-    cr_expect_eq(json_get(slab, "open_in")->count, 0);
-    cr_expect_eq(json_number(json_at(json_get(slab, "was_open_in"), 0)), 1);
+    STAT_RUN_IS(gpu_of(&run, 0), "{'slabs': [{'slab': 0, 'open_in': [], 'was_open_in': [1]}, {}]}");
     expect_borrower(gpu_of(&run, 1));
 }
 
 Test(shmstat_gpu, shows_how_far_a_poisoned_lane_had_come)
 {
     plant_kill(0);
-    gpu_set(&gpu_region(0)->word[0].value, BXI_GPU_POISON + WORD);
+    plant_set(&gpu_region(0)->word[0].value, BXI_GPU_POISON + WORD);
 
     struct stat_run run = stat_run_json("gpu", plant.job);
-    const struct json *lane = stat_run_row(gpu_of(&run, 0), "lanes", "lane", 0);
 
-    cr_expect_eq(NUMBER(lane, "word"), WORD);
-    cr_expect_eq(NUMBER(lane, "poisoned"), 1);
+    STAT_RUN_IS(gpu_of(&run, 0), "{'lanes': [{'lane': 0, 'word': %d, 'poisoned': true}, {}]}", WORD);
 }
 
 Test(shmstat_gpu, exports_devices_slabs_and_borrowed_slabs)
@@ -180,10 +140,10 @@ Test(shmstat_gpu, exports_devices_slabs_and_borrowed_slabs)
     };
 
     bxi_store_relaxed(&gpu_region(0)->lane[0].order, BXI_GPU_EVENTS);
-    gpu_set(gpu_counter(0, BXI_C_gpu_fallbacks), 1);
-    gpu_set(gpu_counter(0, BXI_C_gpu_bytes_used), 4096);
+    plant_set(gpu_counter(0, BXI_C_gpu_fallbacks), 1);
+    plant_set(gpu_counter(0, BXI_C_gpu_bytes_used), 4096);
     plant_kill(0);
-    gpu_set(&gpu_region(0)->word[5].value, BXI_GPU_POISON);
+    plant_set(&gpu_region(0)->word[5].value, BXI_GPU_POISON);
 
     struct stat_run run = stat_run("show %s --prometheus", plant.job);
 
@@ -210,10 +170,10 @@ static void make_call(bool is_read)
     plant_count(0);
     if (is_read)
         cr_assert(plant_take(1));
-    gpu_set(&row->end_pos, plant.writer[0].write_pos);
-    gpu_set(&row->deadline_ns, UINT64_MAX);
-    gpu_set(&row->since, UINT64_C(1) << 8 | 1);
-    gpu_set(&row->id, 9 << 16 | 5);
+    plant_set(&row->end_pos, plant.writer[0].write_pos);
+    plant_set(&row->deadline_ns, UINT64_MAX);
+    plant_set(&row->since, UINT64_C(1) << 8 | 1);
+    plant_set(&row->id, 9 << 16 | 5);
 }
 
 static bool says_opening(const char *sentence)
@@ -233,24 +193,24 @@ Test(shmstat_gpu, why_says_that_a_message_waits_for_a_slab)
 
     make_call(false);
     cr_expect(!says_opening(sentence));         /* two held, two open */
-    gpu_set(&gpu_held(1, 0)->generation[20], 1);
+    plant_set(&gpu_held(1, 0)->generation[20], 1);
     cr_expect(says_opening(sentence));
-    gpu_set(gpu_counter(1, BXI_C_gpu_slabs_opened), 6);
+    plant_set(gpu_counter(1, BXI_C_gpu_slabs_opened), 6);
     cr_expect(!says_opening(sentence));
-    gpu_set(gpu_counter(1, BXI_C_gpu_slabs_opened), 0);
-    gpu_set(gpu_counter(1, BXI_C_gpu_slabs_closed), 0);
+    plant_set(gpu_counter(1, BXI_C_gpu_slabs_opened), 0);
+    plant_set(gpu_counter(1, BXI_C_gpu_slabs_closed), 0);
     memset(gpu_held(1, 0), 0, sizeof(*gpu_held(1, 0)));
     cr_expect(!says_opening(sentence));
-    gpu_set(&gpu_held(1, 1)->generation[0], 1);         /* garbage, and not a slab of the caller */
+    plant_set(&gpu_held(1, 1)->generation[0], 1);         /* garbage, and not a slab of the caller */
     cr_expect(!says_opening(sentence));
 }
 
 Test(shmstat_gpu, why_says_that_a_reply_waits_for_a_slab)
 {
     make_call(true);
-    gpu_set(&gpu_held(0, 1)->generation[0], 1);
+    plant_set(&gpu_held(0, 1)->generation[0], 1);
     cr_expect(says_opening("\ncaller is opening device memory of callee: "));
-    gpu_set(gpu_counter(0, BXI_C_gpu_slabs_opened), 1);
+    plant_set(gpu_counter(0, BXI_C_gpu_slabs_opened), 1);
     cr_expect(!says_opening("\ncaller is opening device memory of callee: "));
 }
 
@@ -277,9 +237,9 @@ static void make_noise(int rank, uint64_t seed)
     for (int peer = 0; peer < 2; peer++)
         for (int i = 0; i < BXI_GPU_SLABS; i++)
             if (seed % 4 < 2 || next_random(&state) % 16 == 0)
-                gpu_set(&gpu_held(rank, peer)->generation[i], next_random(&state) >> (next_random(&state) % 64));
+                plant_set(&gpu_held(rank, peer)->generation[i], next_random(&state) >> (next_random(&state) % 64));
     if (seed % 3 != 0) {
-        gpu_set(&gpu_region(rank)->head.magic, BXI_GPU_MAGIC);
+        plant_set(&gpu_region(rank)->head.magic, BXI_GPU_MAGIC);
         gpu_region(rank)->head.layout = BXI_GPU_LAYOUT;
     }
     if (seed % 3 == 1)
@@ -310,11 +270,10 @@ Test(shmstat_gpu, noise_is_no_crash, .timeout = 120)
 
 Test(shmstat_gpu, an_invalid_region_is_reported_in_a_sentence)
 {
-    gpu_set(&gpu_region(0)->head.magic, 0);
+    plant_set(&gpu_region(0)->head.magic, 0);
 
     struct stat_run run = stat_run_json("gpu", plant.job);
 
-    cr_expect_str_eq(TEXT(gpu_of(&run, 0), "problem"),
-                     "it says that it has a GPU open, and its region of device memory is none");
-    cr_expect_eq(json_get(gpu_of(&run, 0), "slabs")->count, 0);
+    STAT_RUN_IS(gpu_of(&run, 0), "{'slabs': [],"
+                " 'problem': 'it says that it has a GPU open, and its region of device memory is none'}");
 }

@@ -14,7 +14,7 @@
 
 /* Violations by living and by dead workers. */
 #define WRONGS(X) \
-    X(G7, a_region_of_no_magic, gpu_set(&gpu_region(0)->head.magic, 0)) \
+    X(G7, a_region_of_no_magic, plant_set(&gpu_region(0)->head.magic, 0)) \
     X(G7, a_region_of_another_layout, gpu_region(0)->head.layout++) \
     X(G7, too_many_devices, bxi_store_relaxed(&gpu_region(0)->head.device_count, BXI_GPU_DEVICES + 1)) \
     X(G7, too_many_refused, bxi_store_relaxed(&gpu_region(0)->head.refused_count, BXI_GPU_REFUSED + 1)) \
@@ -23,11 +23,11 @@
     X(G1, a_slab_of_no_generation, gpu_set_slab(0, 3, 0, LIVE)) \
     X(G1, a_slab_of_no_bytes, gpu_region(0)->slab[SLAB].bytes = 0) \
     X(G1, a_slab_on_no_device, memset(gpu_region(0)->slab[0].uuid, 0, BXI_GPU_UUID_BYTES)) \
-    X(G2, a_slab_held_that_was_never_made, gpu_set(&gpu_held(1, 0)->generation[0], GENERATION + 1)) \
-    X(G2, a_row_held_that_was_never_used, gpu_set(&gpu_held(1, 0)->generation[200], 1)) \
+    X(G2, a_slab_held_that_was_never_made, plant_set(&gpu_held(1, 0)->generation[0], GENERATION + 1)) \
+    X(G2, a_row_held_that_was_never_used, plant_set(&gpu_held(1, 0)->generation[200], 1)) \
     X(G2, a_slab_held_of_a_worker_without_a_gpu, gpu_set_open(0, 0)) \
-    X(G4, a_word_that_no_lane_comes_to, gpu_set(&gpu_region(1)->word[0].value, 2 * BXI_GPU_POISON)) \
-    X(G6, a_slab_of_its_own, gpu_set(&gpu_held(0, 0)->generation[0], GENERATION)) \
+    X(G4, a_word_that_no_lane_comes_to, plant_set(&gpu_region(1)->word[0].value, 2 * BXI_GPU_POISON)) \
+    X(G6, a_slab_of_its_own, plant_set(&gpu_held(0, 0)->generation[0], GENERATION)) \
     X(G7, a_lane_of_no_order, bxi_store_relaxed(&gpu_region(0)->lane[0].order, BXI_GPU_EVENTS + 1)) \
     X(G7, a_lane_of_no_device, gpu_region(0)->lane[1].device = 2) \
     X(I14, device_open_that_is_none, gpu_set_open(0, 2))
@@ -39,7 +39,7 @@ static const struct check_wrong wrongs[] = { WRONGS(CHECK_WRONG) };
 #define WRONGS_OF_THE_LIVING(X) \
     X(G2, a_slab_freed_while_it_is_open, gpu_set_slab(0, SLAB, 1, EMPTY)) \
     X(G2, a_row_used_again_while_its_slab_is_open, gpu_set_slab(0, 0, GENERATION + 1, LIVE)) \
-    X(G4, a_lane_that_is_poisoned, gpu_set(&gpu_region(1)->word[31].value, BXI_GPU_POISON + 1))
+    X(G4, a_lane_that_is_poisoned, plant_set(&gpu_region(1)->word[31].value, BXI_GPU_POISON + 1))
 
 WRONGS_OF_THE_LIVING(CHECK_SPOILS)
 static const struct check_wrong wrongs_of_the_living[] = { WRONGS_OF_THE_LIVING(CHECK_WRONG) };
@@ -79,7 +79,7 @@ Test(shmstat_gpu_check, prints_the_letter_of_the_list)
     X(G1, a_generation, gpu_set_slab(1, SLAB_EMPTY, up ? 5 : 4, EMPTY)) \
     X(G1, a_slab_that_comes_to_life_again, gpu_set_slab(0, SLAB, 1, up ? RETIRING : LIVE)) \
     X(G1, a_handle, gpu_region(0)->slab[0].handle[8] = up ? 1 : 2) \
-    X(G4, the_word_of_a_lane, gpu_set(&gpu_region(0)->word[0].value, up ? WORD : WORD - 1)) \
+    X(G4, the_word_of_a_lane, plant_set(&gpu_region(0)->word[0].value, up ? WORD : WORD - 1)) \
     X(I14, device_open, gpu_set_open(1, up ? 1 : 0))
 
 CHANGES(CHECK_TURNS)
@@ -109,7 +109,7 @@ Test(shmstat_gpu_check, accepts_what_a_kill_leaves)
     gpu_set_slab(0, 0, GENERATION + 1, LIVE);
     check_is_fine("what a dead borrower held, freed and used again");
     plant_kill(0);
-    gpu_set(&gpu_region(0)->word[0].value, BXI_GPU_POISON + WORD);
+    plant_set(&gpu_region(0)->word[0].value, BXI_GPU_POISON + WORD);
     check_is_fine("a dead owner's lane, poisoned");
 }
 

@@ -8,25 +8,15 @@
 
 TestSuite(shmstat_remote, .init = plant_begin, .fini = plant_remove, .timeout = 20);
 
-static const struct json *remote_of(const struct stat_run *run)
-{
-    return json_at(json_get(stat_run_worker(run, 0), "remotes"), 0);
-}
-
 Test(shmstat_remote, shows_name_host_transport_bytes_and_round_trip)
 {
     struct stat_run run;
 
     plant_remote(0);
     run = stat_run_fine("show", plant.job);
-    cr_expect_eq(json_get(stat_run_worker(&run, 0), "remotes")->count, 1);
-    cr_expect_eq(json_number(json_get(remote_of(&run), "peer")), 1);
-    cr_expect_str_eq(json_text(json_get(remote_of(&run), "peer_name")), "callee");
-    cr_expect_str_eq(json_text(json_get(remote_of(&run), "host")), "far");
-    cr_expect_str_eq(json_text(json_get(remote_of(&run), "transport")), "tcp/eth0");
-    cr_expect_eq(json_number(json_get(remote_of(&run), "bytes_sent")), 1500);
-    cr_expect_eq(json_number(json_get(remote_of(&run), "bytes_received")), 700);
-    cr_expect_float_eq(json_number(json_get(remote_of(&run), "round_trip_seconds")), 42e-6, 1e-9);
+    STAT_RUN_IS(stat_run_worker(&run, 0), "{'remotes': [{'peer': 1, 'peer_name': 'callee', 'host': 'far',"
+                " 'transport': 'tcp/eth0', 'bytes_sent': 1500, 'bytes_received': 700,"
+                " 'round_trip_seconds': 0.000042}]}");
 
     run = stat_run("show %s", plant.job);
     STAT_RUN_SAYS(run, "\n  elsewhere host far: callee - their segments cannot be read here: run shmstat\n"
@@ -58,8 +48,7 @@ Test(shmstat_remote, waits_for_no_worker_that_is_elsewhere)
     plant_remote(0);
     bxi_store_relaxed(&plant_control(0)->header.state, BXI_STARTING);
     run = stat_run_fine("ls", plant.job);
-    cr_expect_eq(json_get(json_at(json_get(run.json, "jobs"), 0), "missing_ranks")->count, 0);
-    cr_expect_eq(json_number(json_get(json_at(json_get(run.json, "jobs"), 0), "workers_elsewhere")), 1);
+    STAT_RUN_IS(stat_run_job(&run), "{'missing_ranks': [], 'workers_elsewhere': 1}");
 }
 
 Test(shmstat_remote, does_not_know_a_transport_before_a_round_trip)
@@ -68,8 +57,7 @@ Test(shmstat_remote, does_not_know_a_transport_before_a_round_trip)
 
     bxi_store_relaxed(&plant_remote(0)->round_trip_ns, 0);
     run = stat_run_fine("show", plant.job);
-    cr_expect_null(json_get(remote_of(&run), "transport")->text);
-    cr_expect_null(json_get(remote_of(&run), "round_trip_seconds")->text);
+    STAT_RUN_IS(stat_run_worker(&run, 0), "{'remotes': [{'transport': null, 'round_trip_seconds': null}]}");
 }
 
 /* Every byte of the rows set; and more rows than there are workers. */

@@ -71,3 +71,25 @@ HARNESS_TEST(two_jobs, calls_to_the_other_job_go_on_when_a_request_is_given_up, 
     harness_cancel(future);
     harness_await(LOOKED, 1);
 }
+
+/* ---- Pools ----------------------------------------------------------------------------------------- */
+
+/* From the first job's pool to the second one's, and back. */
+HARNESS_HANDLER(there)
+{
+    return bx_msg_put_i64(reply, harness_call_i64(second, bx_rank(0), "back", bx_read_i64(args)));
+}
+
+HARNESS_HANDLER(back)
+{
+    return bx_msg_put_i64(reply, harness_call_i64(context, bx_rank(0), "twice", bx_read_i64(args)));
+}
+
+HARNESS_TEST(two_jobs, a_thread_of_a_pool_that_waits_in_the_other_job_is_not_counted, 20, .size = 1,
+             .options = { .pool_threads = 1 },
+             .handlers = { HARNESS_BLOCKING("there", there), HARNESS_BLOCKING("twice", harness_twice) })
+{
+    begin_second((const struct harness_handler[]){ { "back", BX_BLOCKING, back, NULL, job }, { 0 } });
+    HARNESS_EQ(harness_call_i64(job, bx_rank(0), "there", 21), 42);
+    end_second();
+}

@@ -80,10 +80,10 @@ static bool is_before(const struct bx_job *job, int rank, const struct bxi_pin *
 }
 
 /* One that lives may hold some, and was not asked for. */
-static bool holds_passed(struct bx_job *job, int rank, uint8_t generations)
+static bool holds_passed(struct bx_job *job, int rank, uint8_t generations, uint64_t since_ns)
 {
     for (struct bxi_lend_peer *peer = job->lend->peers[rank]; peer != NULL; peer = peer->former)
-        if (peer->generation < generations && bxi_load_seq_cst(&peer->passed_loans) != 0)
+        if (peer->generation < generations && peer->passed_loans != NULL && peer->passed_loans->opened_ns >= since_ns)
             return true;
     return !bxi_devices_are_settled(job);
 }
@@ -91,7 +91,7 @@ static bool holds_passed(struct bx_job *job, int rank, uint8_t generations)
 const struct bxi_rref_ops bxi_rref_ops = {
     .send = send_frame, .flush = flush, .is_alive = is_alive, .why_closed = why_closed, .name = name_of,
     .on_host = on_host, .unpark = unpark, .is_before = is_before, .holds_passed = holds_passed,
-    .take_back = bxi_grants_take_back_waiting,
+    .newest_waiting_ns = bxi_grants_newest_waiting_ns, .take_back = bxi_grants_take_back_waiting,
 };
 
 /* ---- a request on an object (role) --------------------------------------------------------------------------- */

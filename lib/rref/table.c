@@ -169,8 +169,9 @@ void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after)
         free(object);
     }
     after->sent = false;
-    if (after->take_back)
-        job->rrefs->ops->take_back(job);
+    /* Others wait: the next round. If nobody has to answer, a round is for all. */
+    if (after->take_back && job->rrefs->ops->take_back(job, after->since_ns))
+        bxi_rref_ask_for_leases(job);
     after->take_back = false;
 }
 

@@ -255,7 +255,7 @@ static bool has_left_with_us(const struct bx_job *job, int rank)
 /* Asks all living workers; a round that nobody must answer ends at once. All that are closed are in the set: what the
  * one that has died now had passed on, one that died before may have passed on. One that has left with us is not, but
  * others may still read the tensors that it has passed on. */
-static void begin_round(struct bx_job *job, enum bxi_round_kind kind, struct bxi_rref_after *after)
+BXI_COLD static void begin_round(struct bx_job *job, enum bxi_round_kind kind, struct bxi_rref_after *after)
 {
     struct bxi_round *round = &job->rrefs->rounds[kind];
     uint8_t body[BXI_RREF_NEED_MAX];

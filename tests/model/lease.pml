@@ -24,7 +24,7 @@
  *     lib/rref/protocol.c answer_if_closed 3010626843
  *     lib/rref/protocol.c ask 889955379
  *     lib/rref/protocol.c end_round 3130449274
- *     lib/rref/protocol.c begin_round 3895031724
+ *     lib/rref/protocol.c begin_round 1449998199
  *     lib/rref/protocol.c answer 2452681940
  *     lib/rref/protocol.c join_rounds 3572011416
  *     lib/rref/protocol.c bxi_rref_ask_for_leases 378905145

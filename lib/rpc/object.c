@@ -88,10 +88,17 @@ static bool holds_passed(struct bx_job *job, int rank, uint8_t generations, uint
     return !bxi_devices_are_settled(job);
 }
 
+/* If nobody has to answer, a round is for all: so this does not nest. */
+static void take_back(struct bx_job *job, uint64_t since_ns)
+{
+    if (bxi_grants_take_back_waiting(job, since_ns))
+        bxi_rref_ask_for_leases(job);
+}
+
 const struct bxi_rref_ops bxi_rref_ops = {
     .send = send_frame, .flush = flush, .is_alive = is_alive, .why_closed = why_closed, .name = name_of,
     .on_host = on_host, .unpark = unpark, .is_before = is_before, .holds_passed = holds_passed,
-    .newest_waiting_ns = bxi_grants_newest_waiting_ns, .take_back = bxi_grants_take_back_waiting,
+    .newest_waiting_ns = bxi_grants_newest_waiting_ns, .take_back = take_back,
 };
 
 /* ---- a request on an object (role) --------------------------------------------------------------------------- */

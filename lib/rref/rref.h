@@ -210,7 +210,8 @@ struct bxi_rref_ops {
      * on, opened at since_ns or later, or its GPU may still read one. Lock. */
     bool (*holds_passed)(struct bx_job *job, int rank, uint8_t generations, uint64_t since_ns);
     uint64_t (*newest_waiting_ns)(const struct bx_job *job);    /* of the leases that wait for a round. Lock */
-    bool (*take_back)(struct bx_job *job, uint64_t since_ns);   /* those; true: others wait. Without the lock */
+    /* Those that were granted then or later; begins the next round if others wait. Without the lock. */
+    void (*take_back)(struct bx_job *job, uint64_t since_ns);
     /* Puts a frame of the protocol into the ring to a worker, or its queue. Lock. 0, BX_E_NO_SPACE, -ENOMEM, ... */
     int (*send)(struct bx_job *job, int rank, const struct bxi_rref_frame *frame);
     void (*flush)(struct bx_job *job);          /* rings for what was sent; without the lock */

@@ -194,9 +194,8 @@ void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after)
     if (list != NULL)
         destroy_all(list);
     after->sent = false;
-    /* Others wait: the next round. If nobody has to answer, a round is for all. */
-    if (after->take_back && job->rrefs->ops->take_back(job, after->since_ns))
-        bxi_rref_ask_for_leases(job);
+    if (after->take_back)
+        job->rrefs->ops->take_back(job, after->since_ns);
     after->take_back = false;
 }
 

@@ -548,8 +548,9 @@ enum bx_call_flag {         /* any other bit: -EINVAL */
  * and so it goes on through any number of workers. A thread that waits for such a call returns at once.
  * What is still under way when the request has been answered goes on, with the deadline that it has. A call that is to
  * outlive the request is made with BX_CALL_DETACHED.
- * Not made for a request: calls in inline handlers and batch bodies, in other threads of a handler, and for one-way
- * calls, whose caller waits for nothing. A program does it itself there: bx_request_deadline_ns, bx_future_cancel. */
+ * Not made for a request: calls in inline handlers and batch bodies, in other threads of a handler, of another job than
+ * the request's, and for one-way calls, whose caller waits for nothing. A program does it itself there:
+ * bx_request_deadline_ns, bx_future_cancel. */
 
 /* Room. 1024 calls may be in flight to one worker. A message with tensors, or with more bytes than a frame of 16 KiB,
  * also takes a lease of the callee: at most BX_LEASES_MAX of them and loan_bytes_max bytes. If a bound is reached, a

@@ -38,7 +38,8 @@
 typedef int (*bx_value_fn)(void *object, struct bx_msg *value);
 struct bx_type {
     const char *name;           /* for errors and inspectors */
-    bx_free_fn destroy;         /* of the object: its last reference is gone; any thread, must not wait; may be NULL */
+    bx_free_fn destroy;         /* of the object: its last reference is gone; any thread, must not wait; may be NULL. An
+                                 * object whose last reference it drops is destroyed when it has returned */
     bx_value_fn value;          /* NULL: the object has no value to send */
 };
 

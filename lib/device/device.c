@@ -272,8 +272,8 @@ void bxi_devices_settle(struct bxi_devices *devices)
         bxi_gpu_lane_last(devices->streams[i].lane, &devices->settling[i]);
     if (have_all_passed(devices))
         return;                     /* if it was settling before, the next poll finds that it has settled */
-    /* Relaxed, both: is_settling is read by the role, which calls this itself, or after the release of passed_loans;
-     * pending by the role in its next poll. */
+    /* Relaxed, both: is_settling is read by the role, which calls this itself, or before a loan leaves
+     * passed_loans, under the lock; pending by the role in its next poll. */
     bxi_store_relaxed(&devices->is_settling, 1);
     bxi_store_relaxed(&devices->pending, 1);
 }

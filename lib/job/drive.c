@@ -68,13 +68,13 @@ static void wait_lasts(void *context, struct bxi_waiter *waiter)
 
 static void wait_begins(void *context, struct bxi_waiter *waiter)
 {
-    if (bxi_pool_block(context))
+    if (bxi_pool_block())
         bxi_wait_show(context, &waiter->shown);     /* at once: a caller waits for the handler that waits here */
 }
 
 static void wait_ends(void *context, struct bxi_waiter *waiter)
 {
-    bxi_pool_unblock(context);
+    bxi_pool_unblock();
     if (waiter->shown.row != 0)
         bxi_wait_hide(context, &waiter->shown);
 }

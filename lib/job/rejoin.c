@@ -305,7 +305,8 @@ static void take_welcome(struct rejoin *rejoin)
             worker->heard = known->generation;
         if (known->ran > worker->ran)
             worker->ran = known->ran;
-        if (!worker->has_segment && known->generation >= worker->generation && known->name[0] != '\0')
+        /* Of any generation: a rank keeps its name. */
+        if (!worker->has_segment && known->name[0] != '\0')
             snprintf(worker->name, sizeof(worker->name), "%.*s", BXI_NAME_BYTES - 1, known->name);
         if (known->generation > worker->generation && (!worker->has_segment || rank == rejoin->job->rank))
             worker->generation = known->generation;

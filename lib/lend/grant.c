@@ -311,6 +311,7 @@ uint32_t bxi_grants_reclaim(struct bx_job *job)
 
 struct range {                      /* of positions in a ring, both included */
     uint64_t first_pos, last_pos;
+    uint64_t since_ns;              /* and granted then or later */
 };
 
 /* Ends the leases whose frames end in the range. Counts them as `counter` and in the peer's row of loans. */
@@ -322,10 +323,10 @@ static void end_all(struct bx_job *job, struct bxi_lend_peer *peer, struct range
     bxi_lock(&job->run->lock);
     for (uint16_t index = peer->grants.slots == NULL ? BXI_NO_LEASE : peer->grants.oldest, next; index != BXI_NO_LEASE;
          index = next) {
-        uint64_t end_pos = peer->grants.slots[index].end_pos;
+        const struct bxi_grant_slot *slot = &peer->grants.slots[index];
 
-        next = peer->grants.slots[index].next;
-        if (end_pos >= range.first_pos && end_pos <= range.last_pos)
+        next = slot->next;
+        if (slot->end_pos >= range.first_pos && slot->end_pos <= range.last_pos && slot->since_ns >= range.since_ns)
             end_lease(job, peer, index, &ended);
     }
     if (ended.count > 0) {
@@ -341,12 +342,12 @@ static void end_all(struct bx_job *job, struct bxi_lend_peer *peer, struct range
 
 void bxi_grants_refused(struct bx_job *job, struct bxi_lend_peer *peer, uint64_t through_pos)
 {
-    end_all(job, peer, (struct range){ 0, through_pos }, BXI_C_leases_returned);   /* never borrowed */
+    end_all(job, peer, (struct range){ 0, through_pos, 0 }, BXI_C_leases_returned);   /* never borrowed */
 }
 
 void bxi_grants_unsent(struct bx_job *job, struct bxi_lend_peer *peer)
 {
-    end_all(job, peer, (struct range){ BX_FOREVER, BX_FOREVER }, BXI_C_leases_returned);
+    end_all(job, peer, (struct range){ BX_FOREVER, BX_FOREVER, 0 }, BXI_C_leases_returned);
 }
 
 /* The storage of the arena in which an offset lies, with a reference; or NULL. Records come in the order of their
@@ -416,37 +417,69 @@ bool bxi_grants_wait_for_round(struct bx_job *job, struct bxi_lend_peer *peer)
     return waits;
 }
 
-void bxi_grants_take_back(struct bx_job *job, struct bxi_lend_peer *peer)
+static void take_back_since(struct bx_job *job, struct bxi_lend_peer *peer, uint64_t since_ns)
 {
     bxi_lock(&job->run->lock);
     peer->grants.given_back_seen = BX_FOREVER;      /* it may have died between a word and its count */
     bxi_unlock(&job->run->lock);
     reclaim(job, peer->rank, peer->rank);           /* leases that it had returned count as returned */
-    end_all(job, peer, (struct range){ 0, BX_FOREVER }, BXI_C_leases_taken_back);
+    end_all(job, peer, (struct range){ 0, BX_FOREVER, since_ns }, BXI_C_leases_taken_back);
 }
 
-static struct bxi_lend_peer *next_waiting(struct bx_job *job)
+void bxi_grants_take_back(struct bx_job *job, struct bxi_lend_peer *peer)
+{
+    take_back_since(job, peer, 0);
+}
+
+static uint64_t newest_ns(const struct bxi_grants *grants)
+{
+    return grants->count == 0 ? 0 : grants->slots[grants->newest].since_ns;
+}
+
+uint64_t bxi_grants_newest_waiting_ns(const struct bx_job *job)
+{
+    uint64_t newest = 0;
+
+    for (int rank = 0; rank < job->world_size; rank++) {
+        const struct bxi_lend_peer *peer = job->lend->peers[rank];
+
+        if (peer->is_remote)
+            return 0;
+        for (; peer != NULL; peer = peer->former)
+            if (peer->waits_for_round && newest_ns(&peer->grants) > newest)
+                newest = newest_ns(&peer->grants);
+    }
+    return newest != 0 ? newest : BX_FOREVER;
+}
+
+/* One with leases for the round that ends; or without any, and then it waits no more. */
+static struct bxi_lend_peer *next_waiting(struct bx_job *job, uint64_t since_ns, bool *others)
 {
     struct bxi_lend_peer *found = NULL;
 
+    *others = false;
     bxi_lock(&job->run->lock);
-    for (int rank = 0; rank < job->world_size && found == NULL; rank++) {
-        found = job->lend->peers[rank];
-        while (found != NULL && !found->waits_for_round)
-            found = found->former;
-    }
-    if (found != NULL)
-        found->waits_for_round = false;
+    for (int rank = 0; rank < job->world_size && found == NULL; rank++)
+        for (struct bxi_lend_peer *peer = job->lend->peers[rank]; peer != NULL && found == NULL; peer = peer->former) {
+            if (!peer->waits_for_round)
+                continue;
+            peer->waits_for_round = peer->grants.count > 0;
+            *others |= peer->waits_for_round;
+            if (peer->waits_for_round && newest_ns(&peer->grants) >= since_ns)
+                found = peer;
+        }
     bxi_unlock(&job->run->lock);
     return found;
 }
 
-void bxi_grants_take_back_waiting(struct bx_job *job)
+bool bxi_grants_take_back_waiting(struct bx_job *job, uint64_t since_ns)
 {
     struct bxi_lend_peer *peer;
+    bool others;
 
-    while ((peer = next_waiting(job)) != NULL)
-        bxi_grants_take_back(job, peer);
+    while ((peer = next_waiting(job, since_ns, &others)) != NULL)
+        take_back_since(job, peer, since_ns);
+    return others;
 }
 
 /* ---- granting (lock) ----------------------------------------------------------------------------------- */

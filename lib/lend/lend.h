@@ -262,6 +262,8 @@ struct bxi_loan {
     size_t bytes;
     struct bxi_device_loan *device; /* of a message with device tensors; or NULL */
     bool passes;                    /* it has tensors that the lender passed on */
+    struct bxi_loan *newer, *older; /* lock, if it passes: in the list of the lender's */
+    uint64_t opened_ns;             /* if it passes: when, CLOCK_MONOTONIC */
     struct bxi_passed *passed;      /* of those in host memory; each with a reference to its view */
     uint32_t tensor_count;
     uint32_t came_back;             /* of them, to this worker, their owner */
@@ -304,7 +306,7 @@ struct bxi_lend_peer {
     struct bxi_loan *held;                      /* role: loan of the next frame, whose device memory is being mapped */
     int held_code;                              /* role: the error of opening that loan; it is not opened twice */
     bxi_a32 is_gone;                            /* written by the role: nothing is borrowed from its arena any more */
-    bxi_a32 passed_loans;                       /* any thread: loans of it with tensors that it passed on */
+    struct bxi_loan *passed_loans;              /* lock: loans of it with tensors that it passed on, newest first */
     bool is_corrupt;                            /* lock: cut off; its lease words are ignored */
     bool has_left;                              /* role */
     bool waits_for_round;                       /* lock: dead; its leases are taken back at the end of a round */
@@ -326,7 +328,7 @@ struct bxi_lend_ops {
     void (*ring)(struct bx_job *job, int rank);     /* wakes the peer if it sleeps; without the lock */
     /* One that joins the rank, and runs, is the peer from now on. Without the lock. */
     void (*look)(struct bx_job *job, int rank);
-    /* The last loan with tensors that some worker had passed on has ended. Any thread. */
+    /* The newest loan with tensors that some worker had passed on has ended. Any thread. */
     void (*passed_ended)(struct bx_job *job);
     /* Gets ready when the peer's process ends. It may be closed once the peer's death has been handled. */
     int (*process_fd)(struct bx_job *job, int rank);
@@ -382,8 +384,11 @@ void bxi_grants_unwant(struct bx_job *job);
 void bxi_grants_refused(struct bx_job *job, struct bxi_lend_peer *peer, uint64_t through_pos);
 void bxi_grants_unsent(struct bx_job *job, struct bxi_lend_peer *peer);     /* its queued frames were dropped */
 void bxi_grants_take_back(struct bx_job *job, struct bxi_lend_peer *peer);  /* its process is dead */
-/* The same at the end of a round, of all that wait for it. */
-void bxi_grants_take_back_waiting(struct bx_job *job);
+/* When the newest lease was granted that waits for a round: the round is for those of then and later. 0, for all of
+ * them, where workers are on several hosts, whose clocks differ. BX_FOREVER: all are back. Lock. */
+uint64_t bxi_grants_newest_waiting_ns(const struct bx_job *job);
+/* The end of a round: takes back those that wait and were granted then or later. True: others still wait. */
+bool bxi_grants_take_back_waiting(struct bx_job *job, uint64_t since_ns);
 /* It is dead. If others may hold what it had on loan from this worker and passed on, its leases wait for a round. */
 bool bxi_grants_wait_for_round(struct bx_job *job, struct bxi_lend_peer *peer);
 void bxi_grants_destroy(struct bxi_lend_peer *peer);

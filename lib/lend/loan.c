@@ -118,12 +118,41 @@ static void give_back(struct bxi_returns *returns, uint32_t slot, uint64_t gener
 
 /* ---- loans --------------------------------------------------------------------------------------------- */
 
-/* A loan with tensors that its lender had passed on has ended. */
-static void end_passed(struct bxi_returns *returns)
+/* A loan with tensors that its lender has passed on. Role. */
+static void begin_passed(struct bx_job *job, struct bxi_loan *loan)
 {
+    struct bxi_lend_peer *lender = loan->returns->peer;
+
+    loan->passes = true;
+    loan->opened_ns = bxi_now_ns();
+    bxi_lock(&job->run->lock);
+    loan->older = lender->passed_loans;
+    if (loan->older != NULL)
+        loan->older->newer = loan;
+    lender->passed_loans = loan;
+    bxi_unlock(&job->run->lock);
+}
+
+/* It has ended. A round that waits for it waits for the newest one. */
+static void end_passed(struct bxi_loan *loan)
+{
+    struct bxi_returns *returns = loan->returns;
+    struct bx_job *job;
+
     bxi_lock(&returns->lock);
-    if (returns->job != NULL && bxi_add_seq_cst(&returns->peer->passed_loans, (uint32_t)-1) == 1)
-        returns->job->lend->ops->passed_ended(returns->job);
+    job = returns->job;
+    if (job != NULL) {
+        bxi_lock(&job->run->lock);
+        if (loan->older != NULL)
+            loan->older->newer = loan->newer;
+        if (loan->newer != NULL)
+            loan->newer->older = loan->older;
+        else
+            returns->peer->passed_loans = loan->older;
+        bxi_unlock(&job->run->lock);
+        if (loan->newer == NULL)
+            job->lend->ops->passed_ended(job);
+    }
     bxi_unlock(&returns->lock);
 }
 
@@ -157,7 +186,7 @@ static void end_loan(void *context)
     if (ours && loan->returns != NULL) {
         bxi_arena_view_release(loan->view);
         if (loan->passes)
-            end_passed(loan->returns);
+            end_passed(loan);
         give_back(loan->returns, loan->slot, loan->generation, device ? &point : NULL);
         returns_release(loan->returns);
     }
@@ -194,8 +223,7 @@ static int take_passed(struct bxi_loan *loan, const struct bxi_tensor_head *head
                        "a tensor was passed on by worker '%s', and its owner, worker '%s', is gone", lender->name,
                        job->lend->peers[rank]->name);
     if (!loan->passes)
-        bxi_add_seq_cst(&lender->passed_loans, 1);
-    loan->passes = true;
+        begin_passed(job, loan);
     return 0;
 }
 

@@ -25,6 +25,14 @@ static inline struct bxi_waiting *bxi_nested_in(void)
     return bxi_load_relaxed(&bxi_nesting.request->gave_up) == BXI_ANSWERED ? NULL : bxi_nesting.request;
 }
 
+/* For which a call of this job is made; or NULL. Another job's request has that job's slots and lock. */
+static inline struct bxi_waiting *bxi_nested_of(const struct bx_job *job)
+{
+    struct bxi_waiting *waiting = bxi_nested_in();
+
+    return __builtin_expect(waiting == NULL, 1) || waiting->request.job == job ? waiting : NULL;
+}
+
 /* From here on this thread runs for the request, until bxi_nested_leave gets what this returns. Nobody waits for a
  * one-way call: it has no calls. */
 static inline struct bxi_nesting bxi_nested_enter(struct bxi_waiting *waiting)

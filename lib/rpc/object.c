@@ -80,18 +80,25 @@ static bool is_before(const struct bx_job *job, int rank, const struct bxi_pin *
 }
 
 /* One that lives may hold some, and was not asked for. */
-static bool holds_passed(struct bx_job *job, int rank, uint8_t generations)
+static bool holds_passed(struct bx_job *job, int rank, uint8_t generations, uint64_t since_ns)
 {
     for (struct bxi_lend_peer *peer = job->lend->peers[rank]; peer != NULL; peer = peer->former)
-        if (peer->generation < generations && bxi_load_seq_cst(&peer->passed_loans) != 0)
+        if (peer->generation < generations && peer->passed_loans != NULL && peer->passed_loans->opened_ns >= since_ns)
             return true;
     return !bxi_devices_are_settled(job);
+}
+
+/* If nobody has to answer, a round is for all: so this does not nest. */
+static void take_back(struct bx_job *job, uint64_t since_ns)
+{
+    if (bxi_grants_take_back_waiting(job, since_ns))
+        bxi_rref_ask_for_leases(job);
 }
 
 const struct bxi_rref_ops bxi_rref_ops = {
     .send = send_frame, .flush = flush, .is_alive = is_alive, .why_closed = why_closed, .name = name_of,
     .on_host = on_host, .unpark = unpark, .is_before = is_before, .holds_passed = holds_passed,
-    .take_back = bxi_grants_take_back_waiting,
+    .newest_waiting_ns = bxi_grants_newest_waiting_ns, .take_back = take_back,
 };
 
 /* ---- a request on an object (role) --------------------------------------------------------------------------- */

@@ -435,9 +435,11 @@ static void refuse_all(struct bx_job *job, struct bxi_task *tasks, int code)
 
 /* If this was the last thread that did not wait, and no other can be made, the queue is refused: this thread may wait
  * for a request that is queued. */
-bool bxi_pool_block(struct bx_job *job)
+bool bxi_pool_block(void)
 {
-    if (pool_job != job)
+    struct bx_job *job = pool_job;
+
+    if (job == NULL)
         return false;
     bxi_add(&job->rpc->pool.blocked, 1);
     pthread_mutex_lock(&job->rpc->pool.lock);
@@ -449,10 +451,10 @@ bool bxi_pool_block(struct bx_job *job)
     return true;
 }
 
-void bxi_pool_unblock(struct bx_job *job)
+void bxi_pool_unblock(void)
 {
-    if (pool_job == job)
-        bxi_add(&job->rpc->pool.blocked, (uint32_t)-1);
+    if (pool_job != NULL)
+        bxi_add(&pool_job->rpc->pool.blocked, (uint32_t)-1);
 }
 
 void bxi_pool_stop(struct bx_job *job)

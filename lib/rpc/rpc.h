@@ -118,8 +118,8 @@ void bxi_pool_call(struct bx_job *job);         /* wakes the threads for what wa
 const char *bxi_pool_why(int rc, char text[BXI_POOL_WHY_BYTES]);
 /* Takes the task out of the queue; false if a thread has it. run->lock may be held. */
 bool bxi_pool_take(struct bx_job *job, struct bxi_task *task);
-bool bxi_pool_block(struct bx_job *job);        /* this thread begins to wait; true if it is the pool's */
-void bxi_pool_unblock(struct bx_job *job);
+bool bxi_pool_block(void);      /* this thread begins to wait, in any job; true if it is one of a pool, of any job */
+void bxi_pool_unblock(void);
 /* A blocking handler has returned and is about to be answered: the thread of the pool takes the role. */
 void bxi_pool_answers(struct bx_job *job);
 bool bxi_pool_owns_thread(const struct bx_job *job);       /* true if this thread is one of the pool's */

@@ -79,7 +79,7 @@ int bxi_plan(struct bx_job *job, struct bxi_plan *plan, const char *to, const st
         return bxi_null("the call", plan->function == NULL ? "the function's name" : "the worker's name");
     plan->no_wait = !bxi_may_wait();
     plan->timeout_ns = job->options.call_timeout_ns;
-    plan->made_for = bxi_nested_in();
+    plan->made_for = bxi_nested_of(job);
     if (options != NULL && (rc = take_options(plan, options)) < 0)
         return rc;
     if (plan->args != NULL && plan->args->error < 0)

@@ -177,7 +177,7 @@ static void answer_if_closed(struct bx_job *job, enum bxi_round_kind kind, int a
 
         if (rank != job->rank && need > 0 &&
             (bxi_rref_closed(job, rank) < need ||
-             (kind == BXI_ROUND_LEASES && job->rrefs->ops->holds_passed(job, rank, need))))
+             (kind == BXI_ROUND_LEASES && job->rrefs->ops->holds_passed(job, rank, need, job->rrefs->since_ns[asker]))))
             return;
     }
     job->rrefs->asked[kind][asker] = 0;
@@ -192,13 +192,22 @@ static void answer_all(struct bx_job *job, struct bxi_rref_after *after)
             answer_if_closed(job, (enum bxi_round_kind)kind, asker, after);
 }
 
+static size_t body_bytes(const struct bx_job *job, int kind)
+{
+    return (size_t)job->world_size + (kind == BXI_ROUND_LEASES ? sizeof(uint64_t) : 0);
+}
+
 static int ask(struct bx_job *job, int from, const struct bxi_rref_frame *frame, struct bxi_rref_after *after)
 {
-    if (frame->value < 0 || frame->value >= BXI_ROUND_KINDS ||
-        frame->body_bytes != (size_t)job->world_size || frame->id == 0)
+    const unsigned char *body = frame->body;
+
+    if (frame->value < 0 || frame->value >= BXI_ROUND_KINDS || frame->body_bytes != body_bytes(job, frame->value) ||
+        frame->id == 0)
         return BX_E_CORRUPT;
     job->rrefs->asked[frame->value][from] = frame->id;
-    memcpy(bxi_rref_need(job, (enum bxi_round_kind)frame->value, from), frame->body, frame->body_bytes);
+    memcpy(bxi_rref_need(job, (enum bxi_round_kind)frame->value, from), body, (size_t)job->world_size);
+    if (frame->value == BXI_ROUND_LEASES)
+        memcpy(&job->rrefs->since_ns[from], body + job->world_size, sizeof(uint64_t));
     answer_if_closed(job, (enum bxi_round_kind)frame->value, from, after);
     return 0;
 }
@@ -222,11 +231,12 @@ static bool is_open(const struct bx_job *job, enum bxi_round_kind kind)
     return !is_empty(job->rrefs->rounds[kind].awaited);
 }
 
-/* All that wait: whoever was closed since the round began has begun it anew. */
+/* All that wait, or the leases that it was for: whoever was closed since the round began has begun it anew. */
 static void end_round(struct bx_job *job, enum bxi_round_kind kind, struct bxi_rref_after *after)
 {
     if (kind == BXI_ROUND_LEASES) {
         after->take_back = true;
+        after->since_ns = job->rrefs->rounds[kind].since_ns;
         return;
     }
     for (int rank = 0; rank < job->world_size; rank++)
@@ -245,11 +255,12 @@ static bool has_left_with_us(const struct bx_job *job, int rank)
 /* Asks all living workers; a round that nobody must answer ends at once. All that are closed are in the set: what the
  * one that has died now had passed on, one that died before may have passed on. One that has left with us is not, but
  * others may still read the tensors that it has passed on. */
-static void begin_round(struct bx_job *job, enum bxi_round_kind kind, struct bxi_rref_after *after)
+BXI_COLD static void begin_round(struct bx_job *job, enum bxi_round_kind kind, struct bxi_rref_after *after)
 {
     struct bxi_round *round = &job->rrefs->rounds[kind];
-    struct bxi_rref_frame frame = { .op = BXI_RREF_ASK, .id = ++round->number, .value = (int32_t)kind,
-                                    .body = round->closed, .body_bytes = (size_t)job->world_size };
+    uint8_t body[BXI_RREF_NEED_MAX];
+    const struct bxi_rref_frame frame = { .op = BXI_RREF_ASK, .id = ++round->number, .value = (int32_t)kind,
+                                          .body = body, .body_bytes = body_bytes(job, kind) };
 
     for (int rank = 0; rank < job->world_size; rank++) {
         bool alive = job->rrefs->ops->is_alive(job, rank);
@@ -259,6 +270,9 @@ static void begin_round(struct bx_job *job, enum bxi_round_kind kind, struct bxi
         if (!alive && ((kind == BXI_ROUND_ENTRIES && has_left_with_us(job, rank)) || is_cut_off(job, rank)))
             round->closed[rank]--;      /* one that this worker cut off, others may never close */
     }
+    round->since_ns = kind == BXI_ROUND_LEASES && is_open(job, kind) ? job->rrefs->ops->newest_waiting_ns(job) : 0;
+    memcpy(body, round->closed, (size_t)job->world_size);
+    memcpy(body + job->world_size, &round->since_ns, sizeof round->since_ns);
     for (int rank = 0; rank < job->world_size; rank++)
         if (has(round->awaited, rank))
             bxi_rref_send(job, rank, &frame, after);

@@ -74,9 +74,12 @@
  *
  * Leases have rounds of their own (BXI_ROUND_LEASES), with the same frames. A worker that had leased tensors to the
  * dead asks, if that one ever passed tensors on; a worker answers when it has closed each of the set and holds no loan
- * of them with tensors that they passed on. A worker that dies meanwhile joins the set, and one that died before is in
- * it, for it may have passed on what it had of the dead. Then the leases are taken back that wait for it: the record of
- * what a dead worker has on loan says so itself (lend/lend.h, waits_for_round). tests/model/lease.pml.
+ * of them with tensors that they passed on, opened since the lease was granted: an older loan has nothing of the lease.
+ * So a round is for the newest leases that wait, and the next one for those before. If older loans counted, workers
+ * could wait for each other for ever: each has a loan of one dead worker that its lease to another dead one holds. A
+ * worker that dies meanwhile joins the set, and one that died before is in it, for it may have passed on what it had of
+ * the dead. Then the leases are taken back that wait for it: the record of what a dead worker has on loan says so
+ * itself (lend/lend.h, waits_for_round). tests/model/lease.pml.
  *
  * Kill steps. A worker that dies after any frame of the protocol leaves what its published frames say: an ENTER without
  * KEPT leaves an entry that the rounds drop, and a pin that the sender drops when it closes the dead; a message without
@@ -198,15 +201,17 @@ struct bxi_rref_frame {
     uint64_t id;                    /* or the round */
     int32_t value;                  /* LEAVE: how many; ENTERED: the error, or 0; PASSED: the rank; ASK, ANSWER: enum
                                      * bxi_round_kind */
-    const void *body;               /* ASK: what is needed, world_size bytes */
+    const void *body;               /* ASK: what is needed, world_size bytes; for leases then since_ns, 8 bytes */
     size_t body_bytes;
 };
 
 struct bxi_rref_ops {
     /* This worker holds a loan of one of the first `generations` workers of that rank with tensors that it had passed
-     * on, or its GPU may still read one. Lock. */
-    bool (*holds_passed)(struct bx_job *job, int rank, uint8_t generations);
-    void (*take_back)(struct bx_job *job);      /* the leases that wait for a round; without the lock */
+     * on, opened at since_ns or later, or its GPU may still read one. Lock. */
+    bool (*holds_passed)(struct bx_job *job, int rank, uint8_t generations, uint64_t since_ns);
+    uint64_t (*newest_waiting_ns)(const struct bx_job *job);    /* of the leases that wait for a round. Lock */
+    /* Those that were granted then or later; begins the next round if others wait. Without the lock. */
+    void (*take_back)(struct bx_job *job, uint64_t since_ns);
     /* Puts a frame of the protocol into the ring to a worker, or its queue. Lock. 0, BX_E_NO_SPACE, -ENOMEM, ... */
     int (*send)(struct bx_job *job, int rank, const struct bxi_rref_frame *frame);
     void (*flush)(struct bx_job *job);          /* rings for what was sent; without the lock */
@@ -226,11 +231,13 @@ struct bxi_rref_ops {
 /* ---- The part of the job ------------------------------------------------------------------------------ */
 
 #define BXI_RANK_WORDS (BX_WORKERS_MAX / 64)
-#define BXI_RREF_NEED_MAX BX_WORKERS_MAX         /* the body of an ASK: by rank, how many generations to be closed */
+#define BXI_RREF_NEED_MAX (BX_WORKERS_MAX + 8)   /* the body of an ASK: by rank, how many generations to be closed; of
+                                                 * one for leases, then since_ns */
 enum bxi_round_kind { BXI_ROUND_ENTRIES = 0, BXI_ROUND_LEASES = 1, BXI_ROUND_KINDS = 2 };
 struct bxi_round {                  /* the asker's */
     uint64_t number;                /* of the last ASK; 0: none ever */
     uint8_t closed[BX_WORKERS_MAX]; /* its set: of each rank the first so many workers; fixed when it began */
+    uint64_t since_ns;              /* of leases: it is for those that were granted then or later */
     uint64_t awaited[BXI_RANK_WORDS];       /* who has not answered it; nobody: no round is open */
 };
 
@@ -250,6 +257,7 @@ struct bxi_rrefs {
     uint32_t spare_pin_count;
     struct bxi_round rounds[BXI_ROUND_KINDS];
     uint64_t asked[BXI_ROUND_KINDS][BX_WORKERS_MAX];    /* by each worker: the round; 0: answered */
+    uint64_t since_ns[BX_WORKERS_MAX];          /* by each worker that asked for leases: of which loans */
     uint8_t *needs;                             /* bxi_rref_need. Made with the peers */
     uint32_t pending;                           /* pins, and ENTERs without an answer: frames about them will come */
     bool ended;                                 /* nothing is sent any more */
@@ -281,7 +289,8 @@ struct bxi_rref_after {
     struct bxi_rref_said *said, *last_said;
     struct bxi_object *destroy;
     bool sent;
-    bool take_back;                     /* the leases that wait for a round */
+    bool take_back;                     /* the leases that wait for a round, and were granted then or later: */
+    uint64_t since_ns;
 };
 void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after);
 /* Keeps a message for the log hook; without memory it is lost. */

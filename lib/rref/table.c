@@ -150,15 +150,27 @@ static void log_said(const struct bx_job *job, struct bxi_rref_after *after)
     }
 }
 
-void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after)
+/* A destructor may drop the last reference to another object: that one is destroyed when it has returned, so a list of
+ * a million objects needs no stack. */
+static void destroy_all(struct bxi_object *list)
 {
-    log_said(job, after);
-    if (after->sent)
-        job->rrefs->ops->flush(job);
-    while (after->destroy != NULL) {
-        struct bxi_object *object = after->destroy;
+    static _Thread_local struct bxi_object *doomed;
+    static _Thread_local bool is_destroying;
 
-        after->destroy = object->next;
+    while (list != NULL) {
+        struct bxi_object *object = list;
+
+        list = object->next;
+        object->next = doomed;
+        doomed = object;
+    }
+    if (is_destroying)
+        return;
+    is_destroying = true;
+    while (doomed != NULL) {
+        struct bxi_object *object = doomed;
+
+        doomed = object->next;
         if (object->type->destroy != NULL) {
             bxi_error_enter();
             bxi_no_wait_enter();
@@ -168,9 +180,22 @@ void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after)
         }
         free(object);
     }
+    is_destroying = false;
+}
+
+void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after)
+{
+    struct bxi_object *list = after->destroy;
+
+    log_said(job, after);
+    if (after->sent)
+        job->rrefs->ops->flush(job);
+    after->destroy = NULL;
+    if (list != NULL)
+        destroy_all(list);
     after->sent = false;
     if (after->take_back)
-        job->rrefs->ops->take_back(job);
+        job->rrefs->ops->take_back(job, after->since_ns);
     after->take_back = false;
 }
 

@@ -121,6 +121,43 @@ Test(rejoin, one_comes_back_while_another_is_dead)
     end_lives();
 }
 
+/* The name of its door is left, nobody had heard of it, and its generation is above the one that the others know. */
+static void leave_a_door(uint64_t instance, int rank, uint32_t generation)
+{
+    const struct bxi_door_id id = { instance, rank, generation };
+    struct bxi_boot_paths paths;
+    char path[BXI_BOOT_PATH_BYTES];
+    int fd;
+
+    cr_assert_eq(bxi_boot_paths(job_name, &paths), 0);
+    cr_assert_eq(bxi_door_path(path, &paths, job_name, &id), 0);
+    fd = open(path, O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    cr_assert_geq(fd, 0);
+    close(fd);
+}
+
+static void calls_2_by_name(struct bx_job *job)
+{
+    is_alone_with_0(job);
+    harness_post(BACK);
+    await_alive(job, 2);
+    HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 5), 5);
+}
+
+Test(rejoin, knows_the_name_of_a_dead_worker_whose_successor_was_killed_before_it_met_anybody)
+{
+    uint64_t instance = begin_job(3);
+
+    start_is_killed(1);
+    start_is_killed(2);
+    leave_a_door(instance, 2, 2);
+    begin_life(3, (struct life){ .rank = 1, .body = calls_2_by_name });
+    harness_await(BACK, 1);
+    begin_life(4, (struct life){ .rank = 2 });
+    harness_await(STARTED, 5);
+    end_lives();
+}
+
 /* One joins, the other is told so: by the segment, or by a worker. */
 Test(rejoin, two_processes_want_one_rank)
 {

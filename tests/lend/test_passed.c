@@ -233,6 +233,38 @@ Test(passed, tensors_stay_though_two_in_the_middle_die)
                                          .body = { later_middle_dies_first, NULL, NULL, harness_serve } });
 }
 
+/* worker3's lease to worker4 waits for worker2, whose loan is worker1's: it ends when worker3 has returned its own. */
+static void both_ends_die(struct bx_job *job, int first, int second)
+{
+    /* worker4 passes something on too; else no lease to it would wait. */
+    HARNESS_EQ(harness_call(job, "worker4", "pass_on", by(job, 6, "1", 100)), 1);
+    HARNESS_EQ(harness_call_i64(job, "worker1", "drop", 1), 0);
+    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "234", ELEMENTS)), 1);
+    harness_signal(first, SIGKILL);
+    await_gone(job, first);
+    harness_signal(second, SIGKILL);
+    loans_come_back(job, -1);
+}
+
+static void the_first_dies_first(struct bx_job *job)
+{
+    both_ends_die(job, 1, 4);
+}
+
+static void the_last_dies_first(struct bx_job *job)
+{
+    both_ends_die(job, 4, 1);
+}
+
+Test(passed, tensors_come_back_through_two_that_live_between_two_that_die)
+{
+    harness_run(&(struct harness_world){ .size = 5, .setup = setup, .dies = 1u << 1 | 1u << 4,
+                                         .body = { the_first_dies_first, NULL, harness_serve, harness_serve } });
+    harness_reset();
+    harness_run(&(struct harness_world){ .size = 5, .setup = setup, .dies = 1u << 1 | 1u << 4,
+                                         .body = { the_last_dies_first, NULL, harness_serve, harness_serve } });
+}
+
 /* ---- Workers that leave alone ------------------------------------------------------------------------------- */
 
 /* By bx_job_destroy; its process goes on. */

@@ -31,9 +31,9 @@
  *     lib/rref/protocol.c entered 1659934524
  *     lib/rref/protocol.c kept 4200097146
  *     lib/rref/protocol.c passed 3392425859
- *     lib/rref/protocol.c answer_if_closed 4139264712
- *     lib/rref/protocol.c end_round 1469877235
- *     lib/rref/protocol.c begin_round 1963506921
+ *     lib/rref/protocol.c answer_if_closed 3010626843
+ *     lib/rref/protocol.c end_round 3130449274
+ *     lib/rref/protocol.c begin_round 1449998199
  *     lib/rref/protocol.c answer 2452681940
  *     lib/rref/protocol.c join_rounds 3572011416
  *     lib/rref/table.c bxi_rref_settle 2914483726

@@ -35,6 +35,39 @@ HARNESS_TEST(rref, to_an_object_of_ones_own_is_used_without_a_peer, 60, .size = 
     HARNESS_EQ(alive(), 0);
 }
 
+#define LINKS 200000
+
+struct link {
+    struct bx_rref *next;
+    int *left;
+};
+
+static void drop_link(void *object)
+{
+    struct link *link = object;
+
+    bx_rref_release(link->next);
+    --*link->left;
+    free(link);
+}
+
+HARNESS_TEST(rref, to_a_list_of_objects_need_no_stack_when_it_ends, 60, .size = 1)
+{
+    static const struct bx_type link_type = { .name = "link", .destroy = drop_link };
+    struct bx_rref *first = NULL;
+    int left = LINKS;
+
+    for (int i = 0; i < LINKS; i++) {
+        struct link *link = malloc(sizeof *link);
+
+        HARNESS_CHECK(link != NULL);
+        *link = (struct link){ first, &left };
+        HARNESS_EQ(bx_rref_create(job, &link_type, link, &first), 0);
+    }
+    bx_rref_release(first);
+    HARNESS_EQ(left, 0);
+}
+
 /* Its maker has forgotten it by then. */
 HARNESS_TEST(rref, that_was_dropped_and_comes_back_can_be_used_at_once, 60, .size = 2, .setup = setup)
 {

@@ -237,9 +237,9 @@ Test(passed, tensors_stay_though_two_in_the_middle_die)
 static void both_ends_die(struct bx_job *job, int first, int second)
 {
     /* worker4 passes something on too; else no lease to it would wait. */
-    HARNESS_EQ(harness_call(job, "worker4", "pass_on", by(job, 6, "1", 100)), 1);
+    HARNESS_EQ(harness_call(job, "worker4", "pass_on", by(job, 6, "1keep", 100)), 1);
     HARNESS_EQ(harness_call_i64(job, "worker1", "drop", 1), 0);
-    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "234", ELEMENTS)), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "234keep", ELEMENTS)), 1);
     harness_signal(first, SIGKILL);
     await_gone(job, first);
     harness_signal(second, SIGKILL);

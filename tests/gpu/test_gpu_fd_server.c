@@ -17,7 +17,7 @@
 #define SO_PASSRIGHTS 83                /* asm-generic/socket.h of Linux 6.16 */
 #endif
 
-enum { LENT = 1, HELD, KILLED, LAST, READY };
+enum { LENT = 1, HELD, KILLED, LAST, READY, FREE };
 
 struct question {                       /* as fd_server.c has them */
     uint32_t slab, reserved;
@@ -591,6 +591,7 @@ static void answers_wrongly(void)
         take_question(one, &answer);
         GPU_CHECK(send_with(one, &answer, make_wrong(i, &answer), null) > 0);
         GPU_EQ(connect(one, &(struct sockaddr){ .sa_family = AF_UNSPEC }, sizeof(sa_family_t)), 0);
+        gpu_post(FREE);                 /* until now the kernel refused the next one that asks: EPERM */
     }
     gpu_await(READY, 1);
 }
@@ -602,6 +603,7 @@ static void refuses_wrong_answers(void)
     for (int i = 0; i < WRONG; i++) {
         GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -EPROTO);
         check_nothing_is_held(before);
+        gpu_await(FREE, (uint32_t)i + 1);
     }
     gpu_post(READY);
     gpu_await(KILLED, 1);

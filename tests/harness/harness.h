@@ -21,6 +21,7 @@
 #ifndef TESTS_HARNESS_H
 #define TESTS_HARNESS_H
 
+#include "handlers.h"
 #include "test.h"
 #include "boxcar.h"
 
@@ -32,19 +33,6 @@
 #define HARNESS_MS UINT64_C(1000000)
 
 typedef void (*harness_fn)(struct bx_job *job);
-
-struct harness_handler {
-    const char *name;                   /* NULL: the end */
-    enum bx_kind kind;
-    bx_handler_fn fn;
-    bx_async_fn async;                  /* instead of fn */
-    void *context;
-};
-
-/* Rows of a table of handlers without a context. */
-#define HARNESS_INLINE(name, fn) { name, BX_INLINE, fn, NULL, NULL }
-#define HARNESS_BLOCKING(name, fn) { name, BX_BLOCKING, fn, NULL, NULL }
-#define HARNESS_ASYNC(name, fn) { name, BX_INLINE, NULL, fn, NULL }
 
 /* A table of values in the memory that the test shares with its workers: see below. */
 struct harness_value {

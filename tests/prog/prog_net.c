@@ -400,8 +400,10 @@ int main(int argc, char **argv)
     rc = bx_job_create(NULL, &job);
     if (rc == 0)
         rc = bx_on_death(job, someone_died, NULL);
-    return !start(rc, FUNCTIONS(INLINE("keep", keep), INLINE("hash_kept", hash_kept), BLOCKING("echo", echo),
-                                BLOCKING("hash", hash), BLOCKING("relay", relay), INLINE("note", note),
-                                ASYNC("hold", hold), INLINE("time_left", time_left), INLINE("counter", tell_counter)))
+    return !start(rc, FUNCTIONS(HARNESS_INLINE("keep", keep), HARNESS_INLINE("hash_kept", hash_kept),
+                                HARNESS_BLOCKING("echo", echo), HARNESS_BLOCKING("hash", hash),
+                                HARNESS_BLOCKING("relay", relay), HARNESS_INLINE("note", note),
+                                HARNESS_ASYNC("hold", hold), HARNESS_INLINE("time_left", time_left),
+                                HARNESS_INLINE("counter", tell_counter)))
            ? 3 : run_pairs();
 }

@@ -7,6 +7,8 @@
 #ifndef PROG_NET_H
 #define PROG_NET_H
 
+#include "tests/harness/handlers.h"
+
 #include "boxcar.h"
 
 #include <dlfcn.h>
@@ -156,19 +158,9 @@ static inline int hold(const struct bx_request *request, struct bx_reader *args,
     return bx_future_acquire(*reply) != NULL ? 0 : -1;          /* kept: it is not abandoned */
 }
 
-struct function {
-    const char *name;                   /* NULL: the end */
-    enum bx_kind kind;
-    bx_handler_fn fn;
-    bx_async_fn async;                  /* instead of fn */
-    void *context;
-};
-#define INLINE(name, fn) { name, BX_INLINE, fn, NULL, NULL }
-#define BLOCKING(name, fn) { name, BX_BLOCKING, fn, NULL, NULL }
-#define ASYNC(name, fn) { name, BX_INLINE, NULL, fn, NULL }
-#define FUNCTIONS(...) (const struct function[]){ __VA_ARGS__, INLINE(NULL, NULL) }
+#define FUNCTIONS(...) (const struct harness_handler[]){ __VA_ARGS__, HARNESS_INLINE(NULL, NULL) }
 
-static int register_all(int rc, const struct function *at)
+static int register_all(int rc, const struct harness_handler *at)
 {
     for (; rc == 0 && at->name != NULL; at++)
         rc = at->async != NULL ? bx_register_async(job, at->name, at->kind, at->async, at->context)
@@ -231,15 +223,15 @@ static struct libc_code read_libc_code(void)
 /* ---- start and end ---------------------------------------------------------------------------------------- */
 
 /* rc: of creating the job. False: that or the start failed, its sentence is printed, and the job is destroyed. */
-static bool start(int rc, const struct function *functions)
+static bool start(int rc, const struct harness_handler *functions)
 {
     libc_code = read_libc_code();
     if (rc == 0) {
         rank = bx_job_rank(job);    /* others call before bx_job_start returns */
         size = bx_job_world_size(job);
     }
-    rc = register_all(rc, FUNCTIONS(INLINE("add", add), INLINE("host", tell_host), BLOCKING("host_of", tell_host_of),
-                                    ASYNC("meet", meet)));
+    rc = register_all(rc, FUNCTIONS(HARNESS_INLINE("add", add), HARNESS_INLINE("host", tell_host),
+                                    HARNESS_BLOCKING("host_of", tell_host_of), HARNESS_ASYNC("meet", meet)));
     rc = register_all(rc, functions);
     if (rc == 0)
         rc = bx_job_start(job);

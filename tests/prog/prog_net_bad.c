@@ -261,8 +261,9 @@ int main(int argc, char **argv)
     int rc = argc == 2 || parts ? bx_job_create(NULL, &job) : -1;
 
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (!start(rc, FUNCTIONS(INLINE("attack", attack), INLINE("lie", lie), INLINE("shift_clock", shift_clock),
-                             INLINE("tell_left", tell_left), INLINE("lend_badly", lend_badly), ASYNC("hold", hold))))
+    if (!start(rc, FUNCTIONS(HARNESS_INLINE("attack", attack), HARNESS_INLINE("lie", lie),
+                             HARNESS_INLINE("shift_clock", shift_clock), HARNESS_INLINE("tell_left", tell_left),
+                             HARNESS_INLINE("lend_badly", lend_badly), HARNESS_ASYNC("hold", hold))))
         return 3;
     if (strcmp(argv[1], "lie") == 0)
         return leave_behind_a_lie();

@@ -422,8 +422,8 @@ static bool prepare(void)
 
     if (rc == 0)
         rc = bx_on_death(job, someone_died, NULL);
-    return start(rc, FUNCTIONS(ASYNC("hold", hold), BLOCKING("send_back", echo), INLINE("give_thing", give_thing),
-                               BLOCKING("add_later", add_later)));
+    return start(rc, FUNCTIONS(HARNESS_ASYNC("hold", hold), HARNESS_BLOCKING("send_back", echo),
+                               HARNESS_INLINE("give_thing", give_thing), HARNESS_BLOCKING("add_later", add_later)));
 }
 
 static bool is(const char *mode, const char *name)

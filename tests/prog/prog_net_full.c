@@ -349,8 +349,9 @@ static bool prepare(const char *mode)
     if (is_1 && strcmp(mode, "room") == 0)
         options.arena_bytes = 4 << 20;
     rc = bx_job_create(&options, &job);
-    return start(rc, FUNCTIONS(BLOCKING("hash", hash), BLOCKING("echo", echo), INLINE("nap", nap),
-                               BLOCKING("give", give), INLINE("end_self", end_self)));
+    return start(rc, FUNCTIONS(HARNESS_BLOCKING("hash", hash), HARNESS_BLOCKING("echo", echo),
+                               HARNESS_INLINE("nap", nap), HARNESS_BLOCKING("give", give),
+                               HARNESS_INLINE("end_self", end_self)));
 }
 
 int main(int argc, char **argv)

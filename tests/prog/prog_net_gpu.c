@@ -325,8 +325,9 @@ int main(int argc, char **argv)
 
     setvbuf(stdout, NULL, _IOLBF, 0);
     without = argc == 2 ? atoi(argv[1]) : -1;
-    if (!start(rc, FUNCTIONS(BLOCKING("compare", compare), BLOCKING("pass_on", pass_on), INLINE("keep", keep),
-                             BLOCKING("compare_kept", compare_kept), INLINE("staged", staged))))
+    if (!start(rc, FUNCTIONS(HARNESS_BLOCKING("compare", compare), HARNESS_BLOCKING("pass_on", pass_on),
+                             HARNESS_INLINE("keep", keep), HARNESS_BLOCKING("compare_kept", compare_kept),
+                             HARNESS_INLINE("staged", staged))))
         return 3;
     if (rank != without)
         check();

@@ -40,7 +40,7 @@ static bool start_within(uint64_t timeout_ns)
     int rc = bx_job_create(&options, &job);
 
     starts_quietly = true;
-    return start(rc, FUNCTIONS(INLINE("mirror", echo)));
+    return start(rc, FUNCTIONS(HARNESS_INLINE("mirror", echo)));
 }
 
 /* Of this process, by TCP. */

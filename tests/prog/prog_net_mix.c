@@ -376,8 +376,8 @@ static bool prepare(void)
                                { functions[1], BX_BLOCKING, check_and_echo, NULL, "blocking" },
                                { functions[2], BX_LOCKED, check_and_echo, NULL, "locked" },
                                { "take", BX_BLOCKING, take, NULL, "take" },
-                               { "relay", BX_BLOCKING, relay, NULL, "relay" }, BLOCKING("give", give),
-                               INLINE("new_box", new_box), BLOCKING("use_box", use_box)));
+                               { "relay", BX_BLOCKING, relay, NULL, "relay" }, HARNESS_BLOCKING("give", give),
+                               HARNESS_INLINE("new_box", new_box), HARNESS_BLOCKING("use_box", use_box)));
 }
 
 static void run(void)

@@ -185,14 +185,12 @@ static void destroy_all(struct bxi_object *list)
 
 void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after)
 {
-    struct bxi_object *list = after->destroy;
-
     log_said(job, after);
     if (after->sent)
         job->rrefs->ops->flush(job);
+    if (after->destroy != NULL)
+        destroy_all(after->destroy);
     after->destroy = NULL;
-    if (list != NULL)
-        destroy_all(list);
     after->sent = false;
     if (after->take_back)
         job->rrefs->ops->take_back(job, after->since_ns);
